@@ -1,9 +1,9 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
 //! A recovery publishes every unrecorded row. A row that comes before the first quarantined event of its key is
-//! published immediately. A row that comes after that event waits behind it in quarantine. Even with `dispatch
-//! = full`, a row before that event may have no record: the relay can crash while the row's event is still in
-//! flight and the later event is already in quarantine.
+//! published immediately. A row that comes after that event waits behind it in quarantine. Even with
+//! `dispatch = full`, a row before that event may have no record: the relay can crash while the row's event is
+//! still in flight and the later event is already in quarantine.
 //!
 //! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
 //! of their inserts. So if the aggregate is the ordering key, every row that is read before the first

@@ -11,10 +11,10 @@
 //! - Its event is published or discarded, and its record is older than the retention. A row without a record
 //!   might have been published with `dispatch = exceptions`. It may be deleted if its transaction is below the
 //!   floor of its table and the event itself is older than the retention.
-//! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with `dispatch
-//!   = exceptions` publishes everything from the floor on again, so it needs all these rows. There is one
-//!   exception. If every event has a record, and the slot's position proves nothing because, for example, the
-//!   slot is lost, the record alone is enough.
+//! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
+//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There is
+//!   one exception. If every event has a record, and the slot's position proves nothing because, for example,
+//!   the slot is lost, the record alone is enough.
 //!
 //! **A record may be deleted** when nothing needs it any longer:
 //!
@@ -24,9 +24,9 @@
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
-//! - After the row was gone, the slot has confirmed the whole WAL up to that time. If the row is gone because
-//!   an update moved it to another partition, the slot streams it once more, and then only the record shows
-//!   that it was published.
+//! - The slot has confirmed everything that was in the WAL at a time when the row was already gone. If an
+//!   update had moved the row to another partition, the slot streams the row once more, and then only the
+//!   record shows that the row was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 

@@ -15,8 +15,8 @@ use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::relay_row::shown::served_before;
 
-/// The events and the WAL that the slot does not stream because of a drop or an advance. The output of `slot
-/// drop --json` and `slot advance --json`; programs depend on it.
+/// The events and the WAL that the slot does not stream because of a drop or an advance. The output of
+/// `slot drop --json` and `slot advance --json`; programs depend on it.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {
     pub(crate) slot_name: String,
