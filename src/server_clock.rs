@@ -16,12 +16,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use decoder::PgTimestamp;
 
 /// The estimate uses the best frame for at least this time, unless an answer of the server contradicts the
-/// estimate. If newer frames arrive, the estimate drops the frame after at most twice this time. So the
-/// estimate follows a clock that drifts.
+/// estimate. If newer frames arrive, the estimate drops the frame after at most twice this time, so that it
+/// follows a clock that drifts.
 const COUNTS: Duration = Duration::from_secs(60);
 
-/// How far the estimate may be ahead of an answer of the server. Servers adjust their clocks by small steps
-/// all the time, and such a step must not make the relay drop the estimate.
+/// Maximum time by which the estimate may be ahead of an answer of the server. Servers adjust their clocks by
+/// small steps all the time, and such a step must not make the relay drop the estimate.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// An estimate of the server's clock; unknown before the first frame of a session.
@@ -62,7 +62,7 @@ impl ServerClock {
     }
 
     /// Checks the estimate against an answer of the server. The relay asked at `asked_at`, and the answer
-    /// arrived at `now`. At some time in between, the server's clock showed `shown`.
+    /// arrived at `now`. At some instant between these two, the server's clock showed `shown`.
     pub fn asked(&self, shown: PgTimestamp, asked_at: Instant, now: Instant) {
         self.heard(shown, now);
         let mut guard = self.lock();

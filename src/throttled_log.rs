@@ -8,8 +8,8 @@ use crate::error::Code;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// When a line was last logged for each subject, and how many lines were suppressed since then. If several lines share
-/// one log, the subject names the line too. Otherwise one line would suppress another.
+/// When a line was last logged for each subject, and how many lines were suppressed since then. If several
+/// kinds of lines share one log, the subject also contains the kind, so that no kind suppresses another.
 #[derive(Debug)]
 pub(crate) struct ThrottledLog<S = Code> {
     last: HashMap<S, (Instant, u64)>,

@@ -1,4 +1,4 @@
-//! A message of `pgoutput` protocol 1, of any kind. The tag byte tells its kind.
+//! A message of `pgoutput` protocol 1. Its tag byte gives its kind.
 
 use crate::error::{DecodeError, Fault};
 use crate::reader::Reader;

@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-/// What was being decoded: a `pgoutput` message or a replication frame. The last two variants stand for input
-/// without a known tag.
+/// The kind of the decoded input: a `pgoutput` message or a replication frame. The last two variants stand for
+/// input without a known tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,

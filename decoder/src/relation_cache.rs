@@ -17,7 +17,7 @@ pub struct RelationCache {
     relations: HashMap<Oid, OwnedRelation>,
 }
 
-/// What an [`insert`](RelationCache::insert) did to the cache.
+/// The effect of an [`insert`](RelationCache::insert) on the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "values derived from the relation are out of date unless it is unchanged"]
 pub enum CacheChange {

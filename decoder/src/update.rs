@@ -1,4 +1,4 @@
-//! `Update`: a changed row, with as much of its old version as the server sends.
+//! `Update`: a changed row, and the parts of the old row that the server sends.
 
 use crate::error::DecodeError;
 use crate::reader::Reader;

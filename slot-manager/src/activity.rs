@@ -11,8 +11,8 @@ use crate::slot::get;
 use crate::sql::activity as sql;
 use crate::{SlotError, query};
 
-/// What is known about the last status message that a walsender has processed. The client that reads
-/// from a slot sends these messages.
+/// The known facts about the last status message that a walsender has processed. The client that reads from a
+/// slot sends status messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastReply {
     /// The walsender does not read from a slot.
@@ -75,8 +75,8 @@ impl ServerProcess {
     }
 }
 
-/// Whether the server process exists and is running a statement, without waiting for its client. If our role
-/// is not allowed to see the state of the process, the answer is yes.
+/// Whether the server process exists and is running a statement, without waiting for its client. Also true if
+/// our role is not allowed to see the state of the process.
 ///
 /// # Errors
 /// [`SlotError::Database`].

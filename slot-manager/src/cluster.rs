@@ -121,9 +121,9 @@ impl Cluster {
         self.version_num / 10_000
     }
 
-    /// Whether a slot streams every row that is inserted after a publication was altered. Versions 14.18,
-    /// 15.13, 16.9 and 17.5 fix a fault in this: before, a transaction that was open during `ALTER
-    /// PUBLICATION` could make the walsender leave out the rows of later transactions.
+    /// Whether a slot streams every row that is inserted after a publication was altered. Before 14.18, 15.13,
+    /// 16.9 and 17.5, a transaction that was open during `ALTER PUBLICATION` could make the walsender leave out
+    /// the rows of later transactions.
     #[must_use]
     pub const fn streams_all_after_an_alter(&self) -> bool {
         let (major, minor) = (self.major_version(), self.version_num % 10_000);

@@ -1,4 +1,4 @@
-//! Errors of slot operations. The texts say what happened; the caller knows what to do about it.
+//! Errors of slot operations. The texts say what happened. The caller adds what to do about it.
 
 use std::time::Duration;
 

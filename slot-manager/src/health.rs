@@ -26,9 +26,9 @@ const SILENT_AFTER: Duration = Duration::from_secs(15);
 pub struct Observation<'a> {
     /// The slot; `None` if no slot has this name.
     pub slot: Option<&'a Slot>,
-    /// Who asks for the judgement.
+    /// The party that asks for the judgement.
     pub viewer: Viewer,
-    /// How far delivery lags behind in time, as [`time_lag`] computes it; `None` if this is unknown.
+    /// The lag of delivery as a time, as [`time_lag`] computes it; `None` if it is unknown.
     pub time_lag: Option<Duration>,
     /// The database that we are connected to.
     pub origin: DatabaseOrigin,
@@ -64,10 +64,10 @@ pub struct RecordedPosition {
     pub origin: DatabaseOrigin,
     /// The confirmed position; `None` if no relay has served the slot yet.
     pub confirmed_lsn: Option<Lsn>,
-    /// Whether the relay has certainly confirmed nothing since this record. True if the relay has the record
-    /// in memory, or wrote the record as the last step of a graceful shutdown. If this is false, the slot can
-    /// be ahead of the record, because in an idle database the relay confirms positions without recording
-    /// each of them at once.
+    /// Whether it is certain that the relay has confirmed nothing since it made this record. True if the record
+    /// comes from the memory of a running relay, or if the relay wrote it as the last step of a graceful
+    /// shutdown. Otherwise the slot can be ahead of the record: in an idle database, the relay confirms
+    /// positions before it records them.
     pub is_final: bool,
 }
 
@@ -111,7 +111,7 @@ impl Default for Thresholds {
     }
 }
 
-/// Returns the state of a slot. If several states apply, returns the one that is the cause, not a symptom.
+/// Returns the state of a slot. If several states apply, returns the cause of the others.
 #[must_use]
 pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
@@ -197,8 +197,8 @@ fn reading(slot: &Slot, observation: &Observation<'_>, thresholds: &Thresholds) 
     }
     match (slot.active, observation.viewer) {
         (false, _) => Health::Inactive(lag),
-        // A session is still creating the slot. PostgreSQL continues even if the client has gone, so the
-        // session is no sign that a relay runs.
+        // A session is still creating the slot. PostgreSQL continues to create it even after the client has
+        // gone, so the session does not show that a relay runs.
         (true, Viewer::Outside) if slot.confirmed_flush_lsn.is_none() => Health::Inactive(lag),
         (true, Viewer::Waiting) => Health::StandbyHeld {
             holder: slot.holder.clone(),
@@ -298,7 +298,7 @@ pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duratio
     (time < FARTHEST_LOSS).then_some(time)
 }
 
-/// What a relay knows about its unconfirmed events.
+/// A relay's knowledge of its unconfirmed events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingSince {
     /// Unknown: the relay has not streamed since its start.
@@ -309,8 +309,7 @@ pub enum PendingSince {
     Since(SystemTime),
 }
 
-/// Computes how far delivery lags behind in time: `None` if this is unknown, zero if there is nothing
-/// to deliver.
+/// Computes the lag of delivery as a time. `None` if it is unknown, zero if there is nothing to deliver.
 ///
 /// If nothing is pending, a lag of up to `idle_bytes` counts as zero, because an idle server writes
 /// a little WAL on its own. A larger lag means that there is WAL that the relay has not read yet, so

@@ -75,8 +75,8 @@ pub struct TableState {
     /// hypertable. PostgreSQL streams such rows under the names of the inheriting tables, so the relay
     /// would miss them.
     pub has_children: bool,
-    /// This table or one of its partitions, if PostgreSQL never streams its rows: its kind, such as
-    /// `unlogged table`, and its name.
+    /// The kind and name of this table or one of its partitions, if PostgreSQL never streams its rows. A kind
+    /// is, for example, `unlogged table`.
     pub unstreamed: Option<(String, QualifiedName)>,
     /// The other captured table that contains this table as a partition, if there is one.
     pub captured_root: Option<QualifiedName>,
@@ -159,9 +159,8 @@ pub async fn inspect(
     })
 }
 
-/// Whether somebody dropped an object while the statement ran, although the statement's snapshot still
-/// shows the object. PostgreSQL 16 and newer can report this as an internal error ("cache lookup
-/// failed").
+/// Whether the statement failed because somebody dropped an object that the statement's snapshot still shows.
+/// PostgreSQL 16 and newer can report this as an internal error ("cache lookup failed").
 fn is_of_a_dropped_object(error: &tokio_postgres::Error) -> bool {
     let code = error.code();
     code == Some(&SqlState::UNDEFINED_OBJECT) || code == Some(&SqlState::INTERNAL_ERROR)

@@ -18,7 +18,7 @@ use crate::{SlotError, SlotName, query, sql};
 /// A transaction or slot that keeps WAL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WalHolder {
-    /// What kind of holder this is.
+    /// The kind of the holder.
     pub kind: WalHolderKind,
     /// Pid of the server process that runs the transaction or reads the slot; `None` for a prepared
     /// transaction, and for a slot without a reader.
@@ -52,13 +52,14 @@ pub enum WalHolderKind {
 }
 
 impl WalHolder {
-    /// What an operator can do so that the holder no longer keeps WAL.
+    /// The action with which an operator can stop the holder from keeping WAL.
     #[must_use]
     pub fn remedy(&self) -> String {
         let name = self.name.as_deref().unwrap_or_default().replace('\'', "''");
         let pid = self.pid.unwrap_or_default();
         match self.kind {
-            // Our role is not allowed to see what this session does, nor to end it. The session might be idle.
+            // Our role is not allowed to see the state of this session, nor to end the session. It might be
+            // idle.
             WalHolderKind::Transaction if self.age.is_none() => format!(
                 "wait for it, or end it as a superuser: `select pg_terminate_backend({pid})`; \
                  `grant pg_read_all_stats to` our role shows what it does"
@@ -171,7 +172,7 @@ pub async fn holders(
     transactions_and_slots(client, Some(slot.as_str()), older_than).await
 }
 
-/// Lists the transactions that the creation of a slot has to wait for, oldest first.
+/// Lists the transactions for which the creation of a slot has to wait, oldest first.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -58,19 +58,19 @@ pub struct Slot {
     pub conflicting: Option<bool>,
     /// Why the server invalidated the slot, in the server's words, such as `wal_removed`.
     pub invalidation_reason: Option<String>,
-    /// Since when no session has read from the slot (RFC 3339, UTC).
+    /// The time from which on no session has read from the slot (RFC 3339, UTC).
     pub inactive_since: Option<String>,
-    /// For how long no session has read from the slot, by the server's clock. `None` if a session reads from
-    /// the slot. PostgreSQL before 17 does not report this time, so the field is `None` unless a caller fills
-    /// it in.
+    /// The time for which no session has read from the slot, by the server's clock. `None` if a session reads
+    /// from the slot. PostgreSQL before 17 does not report this time, so the field is `None` unless a caller
+    /// fills it in.
     #[serde(skip)]
     pub inactive_for: Option<Duration>,
     /// Whether the server synchronises the slot to standby servers.
     pub failover: Option<bool>,
     /// Whether the slot was synchronised from a primary.
     pub synced: Option<bool>,
-    /// How far the server has got: the end of the written WAL, or on a standby server the end of the WAL that
-    /// was received or replayed.
+    /// The server's position: the end of the written WAL, or on a standby server the end of the WAL that was
+    /// received or replayed.
     #[serde(serialize_with = "lsn_text")]
     pub server_lsn: Option<Lsn>,
     /// `server_lsn - confirmed_flush_lsn`: WAL that the reader has not confirmed.

@@ -143,7 +143,7 @@ async fn creation_error(
     refused(name, "creating a replication slot", source)
 }
 
-/// Maps a refused statement to an error. The callers have already handled their own special cases.
+/// Maps a refused statement to an error. The callers handle their own special cases before this call.
 fn refused(name: &SlotName, action: &'static str, source: tokio_postgres::Error) -> SlotError {
     let slot = name.clone();
     match source.code() {

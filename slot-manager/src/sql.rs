@@ -8,11 +8,11 @@
 //! in the `search_path` can replace them. For operators and functions without a schema, such as
 //! `count`, the caller pins `search_path`.
 //!
-//! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. That function locks all
-//! partitions, but not their parent, until the transaction ends. So it would wait for every DDL statement on
-//! a partition. It could also deadlock with a DROP of a partition, which locks the parent first. Only the
-//! size of a partition (`pg_relation_size`) still waits for such a statement, and its lock is free again at
-//! once.
+//! The statements find partitions in `pg_inherits`, not by `pg_partition_tree`. `pg_partition_tree` locks all
+//! partitions, but not their parent, until the transaction ends. So it would wait for every DDL statement on a
+//! partition. It could also deadlock with a DROP of a partition, which locks the parent first. Only
+//! `pg_relation_size`, which reads the size of a partition, still waits for DDL statements. It releases its own
+//! lock at once.
 //!
 //! Times to be displayed are returned as text in UTC (RFC 3339). Times for arithmetic are returned as an
 //! age in seconds, so the clocks of the server and the client need not agree.

@@ -10,15 +10,14 @@ use tokio_postgres::{Client, Row};
 use crate::slot::get;
 use crate::{SlotError, query, sql};
 
-/// What a walsender does at one moment.
+/// The state of a walsender at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WalsenderWait {
     /// The position up to which the walsender has read the WAL (`sent_lsn`). It does not change while the
     /// walsender waits for standby servers.
     pub sent: Lsn,
-    /// Whether the walsender waits for the standby servers. `None` if it waits for nothing at this moment.
-    /// The walsender may still be held up then, because a walsender that waits for standby servers wakes up
-    /// again and again.
+    /// Whether the walsender waits for the standby servers. `None` if it waits for nothing at this moment. Even
+    /// then it may be held up, because a walsender that waits for standby servers wakes up again and again.
     pub is_for_standbys: Option<bool>,
     /// The slots that have not received all WAL.
     pub behind: Vec<SlotBehind>,
@@ -29,7 +28,7 @@ pub struct WalsenderWait {
 pub struct SlotBehind {
     /// The name of the slot.
     pub name: String,
-    /// What is wrong with the slot.
+    /// The reason why the slot is behind.
     pub why: SlotBehindReason,
 }
 

@@ -25,7 +25,7 @@ pub struct ShapeColumns<'a> {
 pub struct TableShape {
     /// The table's OID.
     pub oid: u32,
-    /// What kind of column `inserted_xid` the table has.
+    /// The kind of the table's column `inserted_xid`.
     pub inserted_xid: InsertedXid,
     /// The values of `inserted_xid` in rows that were inserted before the column was added.
     pub missing_xids: Vec<u64>,

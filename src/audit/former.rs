@@ -58,9 +58,9 @@ pub(super) fn any_became_readable(captured: &[Captured], detached: &[DetachedTab
 }
 
 impl AuditState {
-    /// Decides which of the former partitions `detached` are resolved. The caller must have read this list after the
-    /// audit began. `is_brought` says whether the stream has contained every row of the transactions below
-    /// `waiting.xmin`.
+    /// Decides which of the former partitions `detached` are resolved. The caller must have read the list
+    /// `detached` after the audit began. `is_brought` says whether the stream has contained every row of the
+    /// transactions below `waiting.xmin`.
     pub(super) async fn former(
         &mut self,
         sql: &Sql,

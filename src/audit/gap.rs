@@ -1,9 +1,9 @@
 //! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed.
 //!
 //! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A
-//! transaction that was open during the gap may commit rows of the gap later. The `seq` of such a row may be
+//! transaction that was open during the gap may commit rows of the gap later. The `seq` of these rows may be
 //! low, because the transaction drew the number early or chose its own. Later audits start at a higher `seq`,
-//! so they would miss the row.
+//! so they would miss these rows.
 //!
 //! So the auditor notes the next transaction id when it finds the trace. It compares whole tables at once, and again
 //! when all older transactions have ended. Only then does it raise the floors and record the trace as covered. If the
@@ -37,8 +37,8 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalogue. `change` is the fingerprint of the publication if every
-    /// table may have a gap, for example because the publication has changed. A partition that had rows when
+    /// Notes the traces of gaps in the catalogue. If every table may have a gap, for example because the
+    /// publication has changed, `change` is the fingerprint of the publication. A partition that had rows when
     /// it was attached is also a trace, because the stream might not have contained these rows.
     ///
     /// Returns true if the audit must begin again, because the trace is new and transactions that were open
@@ -99,8 +99,8 @@ impl AuditState {
         })
     }
 
-    /// Whether this audit reads the former partitions. While a gap may grow, only the first audit does. Later
-    /// audits would read the same rows again, because no floor rises meanwhile.
+    /// Whether this audit reads the former partitions. While a gap may grow, only the first audit reads them.
+    /// Later audits would read the same rows again, because no floor rises meanwhile.
     pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
     }

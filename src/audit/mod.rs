@@ -102,8 +102,8 @@ pub(crate) struct AuditSubject {
 /// How the first audit of a session begins.
 #[derive(Debug)]
 pub(crate) struct FirstAudit {
-    /// Whether to compare whole tables although the publication is unchanged. The reason is that the slot may
-    /// have left events out.
+    /// Whether to compare whole tables although the publication is unchanged. Set if the slot may have left
+    /// events out.
     pub(crate) everything: bool,
     /// Gets a message when the running recovery is over, so that the first audit can begin. `None` if no recovery
     /// runs.
@@ -212,7 +212,7 @@ struct AuditState {
     broken: mpsc::Sender<Error>,
 }
 
-/// What an audit waits for.
+/// The position and transaction for which an audit waits.
 #[derive(Debug, Clone, Copy)]
 struct AuditWait {
     /// The oldest transaction that was running when the audit began, or the next transaction id if none
@@ -247,9 +247,9 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to the transaction id `xmin`, to get above the transaction that added the
-/// column `inserted_xid`. As long as the floor is lower, the relay judges older rows by PostgreSQL's system
-/// column `xmin`, so an update makes an old row look new.
+/// Whether the floor should rise to the transaction id `xmin`, because it would then be above the transaction
+/// that added the column `inserted_xid`. As long as the floor is lower, the relay uses PostgreSQL's system
+/// column `xmin` for older rows, so an update makes an old row look new.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

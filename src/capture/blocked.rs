@@ -1,9 +1,9 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
 //! A recovery publishes every unrecorded row. A row that comes before the first quarantined event of its key is
-//! published immediately. A row that comes after that event waits behind it in quarantine. With full records too, a
-//! row before that event may have no record: a crash can end the relay while the row's event is still in flight, but
-//! the later event is already in quarantine.
+//! published immediately. A row that comes after that event waits behind it in quarantine. Even with
+//! `dispatch = full`, a row before that event may have no record: the relay can crash while the row's event is
+//! still in flight and the later event is already in quarantine.
 //!
 //! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
 //! of their inserts. So if the aggregate is the ordering key, every row that is read before the first
@@ -36,7 +36,7 @@ const LOOKED_UP: usize = 100;
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
-    /// For each key, the commit LSN for rows that come before the key's first quarantined event.
+    /// For each key, the commit LSN that is given to rows which come before the key's first quarantined event.
     before: HashMap<Group, CommitLsn>,
 }
 
@@ -67,9 +67,9 @@ fn commit_before_first(key: &BlockedKey) -> CommitLsn {
 }
 
 impl Blocked {
-    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds no
-    /// keys if the aggregate is not the ordering key. Looks the events up by their ids if an index can find
-    /// them, and otherwise scans the rows once.
+    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. If the
+    /// aggregate is not the ordering key, finds no keys. If there is an index on the ids, looks the events up
+    /// by their ids. Otherwise scans the rows once.
     ///
     /// # Errors
     /// Errors of [`Scan::next`].

@@ -30,7 +30,7 @@ impl Captured {
             .with_suffix(&record.id_suffixes.of(self.shape.oid))
     }
 
-    /// How far an unfinished recovery has read the table. `None` if no recovery has read it. Also `None` if
+    /// The progress of an unfinished recovery in the table. `None` if no recovery has read it. Also `None` if
     /// another column or sequence numbers the rows now, because the recorded `seq` then has no meaning.
     pub(crate) fn recovery_progress(&self) -> Option<&RecoveryProgress> {
         let progress = self.record.recovery_progress.as_ref()?;
@@ -39,11 +39,10 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows).
-    /// The recovery has resolved those of these rows that belong to transactions below `below`. The progress
-    /// covers only the partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an
-    /// earlier recovery has got further, or if `seq` is set although no sequence fills an indexed column
-    /// `seq`.
+    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows). Of
+    /// these rows, the recovery has resolved those of transactions below `below`. The progress covers only the
+    /// partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an earlier recovery has
+    /// got further, or if `seq` is set although no sequence fills an indexed column `seq`.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,

@@ -44,8 +44,9 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) since_lsn: Option<Lsn>,
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
-    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session recovers. A
-    /// command does not change the record then, because otherwise the next session could not notice the takeover.
+    /// Whether the caller is a session. If a table takes over the record of an earlier table, a session changes
+    /// the record and recovers. A command leaves the record unchanged, so that the next session notices the
+    /// takeover.
     pub(crate) is_session: bool,
 }
 
@@ -66,8 +67,8 @@ impl CaptureMoment {
     }
 
     /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
-    /// has none. Also `None` if a transaction that was running when the `seq` was read might not be visible
-    /// in `since`. The rows of this transaction must be published, and may have a lower `seq`.
+    /// has none. Also `None` if a transaction was running when the `seq` was read, and might not be visible in
+    /// `since`. Its rows must be published, and may have a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)

@@ -1,5 +1,5 @@
-//! Finds the tables that were partitions of a captured table, or were the captured table itself, and may
-//! still have unresolved rows. Such a table was detached, moved or renamed.
+//! Finds tables that may still have unresolved rows, although they were detached, moved or renamed. Each of
+//! them was a partition of a captured table, or was the captured table itself.
 //!
 //! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows keep
 //! the identity of the captured table to which they belonged. The capture record lists such tables
@@ -25,8 +25,8 @@ pub(crate) struct DetachedTable {
     pub(crate) oid: u32,
     /// Whether running transactions may still write to this table through the captured table.
     pub(crate) is_pending: bool,
-    /// Whether the table is still a partition, but of a table that is no longer captured, because the settings
-    /// now name another table.
+    /// Whether the table is still a partition of its parent, but the settings name another table now, so the
+    /// parent is no longer captured.
     pub(crate) is_uncaptured: bool,
     pub(crate) state: DetachedState,
 }
@@ -45,7 +45,7 @@ pub(crate) enum DetachedState {
     },
 }
 
-/// What is needed to read the rows of a detached table.
+/// A detached table whose rows can be read, with its bounds.
 #[derive(Debug)]
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,

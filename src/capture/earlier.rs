@@ -1,11 +1,11 @@
 //! Looks up the outcomes that earlier sessions have recorded for the events that PostgreSQL sends again.
 //!
-//! Usually such an event has the same position (commit LSN and ordinal) as before, so its dispatch row is
-//! found by its position. The exception is a transaction that was open while the publication was altered.
-//! Whether pgoutput sends the rows of a table then depends on what the session has decoded before. So after a
-//! restart, it may send more or fewer rows of the transaction, and the ordinals shift. From the first event
-//! that does not match the dispatch row at its position, we look up the events of the transaction by their
-//! ids. These events get new ordinals above all ordinals that are in use.
+//! Usually such an event has the same position (commit LSN and ordinal) as before, so its dispatch row is found
+//! by its position. The exception is a transaction that was open while the publication was altered. Which of
+//! its rows pgoutput sends depends on what the session has decoded before. So after a restart, pgoutput may
+//! send more or fewer rows of the transaction, and the ordinals shift. From the first event that does not match
+//! the dispatch row at its position, we look up the events of the transaction by their ids. These events get
+//! new ordinals above all ordinals that are in use.
 
 use decoder::Lsn;
 

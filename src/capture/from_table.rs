@@ -85,8 +85,8 @@ impl TableSender {
         Self::new(self.batches.clone(), self.resolved_below.clone())
     }
 
-    /// Returns an ordinal: all events from tables whose ordinals are lower are resolved. Returns 0 if no
-    /// event is resolved yet.
+    /// Returns the ordinal below which all events from tables are resolved. Returns 0 if no event is resolved
+    /// yet.
     pub(crate) fn resolved_below(&self) -> u32 {
         self.resolved_below.load(Ordering::Acquire)
     }
@@ -103,8 +103,8 @@ impl TableSender {
         Ok(())
     }
 
-    /// Waits until all events that were sent are queued for their keys. Events of the same keys that the
-    /// pipeline takes later are published after the queued events.
+    /// Waits until all events that were sent are queued for their keys. If the pipeline later takes more events
+    /// of these keys, it publishes them after the queued events.
     pub(crate) async fn queued(&mut self) -> Result<(), SessionEnded> {
         self.ask(FromTable::Queued).await
     }

@@ -2,16 +2,15 @@
 //! first. Rows move when somebody updates a partition key, pg_partman moves rows, a table is copied and
 //! swapped, or a dump is restored.
 //!
-//! A moved row is a new event only if the relay has never handled the row, so the relay looks up the
-//! row's event id. Ordinary rows need no look-up. A relay that was down may receive a moved row while the
-//! event of the original insert is still in flight. The look-up then waits until that event has an
-//! outcome.
+//! A moved row is a new event only if the relay has never handled the row, so the relay looks up the row's
+//! event id. A relay that was down may receive a moved row while the event of the original insert is still in
+//! flight. The look-up then waits until that event has an outcome.
 //!
-//! Many moved rows may have to wait for a long time. For example, somebody moves a large partition while one
-//! event of the partition waits for its topic. Nearly all moved rows turn out to be handled already. So once
-//! the messages of waiting rows use a certain share of the memory budget ([`KEPT_SHARE`]), the relay keeps
-//! only the identities of further waiting rows. If such a row is new after all, the relay reads its message
-//! from the table. All waiting rows count against the budget.
+//! Many moved rows may have to wait for a long time, for example if somebody moves a large partition while one
+//! of its events waits for its topic. Once the messages of waiting rows use a certain share of the memory
+//! budget ([`KEPT_SHARE`]), the relay keeps only the identities of further waiting rows. Nearly all of them
+//! turn out to be handled already. If such a row is new after all, the relay reads its message from the table.
+//! All waiting rows count against the budget.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -241,8 +240,8 @@ impl MovedRows {
         self.sent_ids.contains(&event_id.uuid)
     }
 
-    /// Forgets the events of the oldest transactions, up to the first transaction that is not resolved. The
-    /// forgotten events already have a record.
+    /// Forgets the events of the resolved transactions before the first unresolved one. The forgotten events
+    /// already have a record.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())

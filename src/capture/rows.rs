@@ -63,7 +63,7 @@ impl Rows {
         }
     }
 
-    /// Adds rows to read after all rows that are waiting already.
+    /// Queues rows to be read, behind all rows that are already waiting.
     pub(crate) fn add(&mut self, candidates: Vec<Candidate>) {
         self.waiting.extend(candidates);
     }
@@ -236,8 +236,8 @@ pub(crate) async fn find(
     }
 }
 
-/// Reads one row, the row for which `condition` is true, with one statement per column. The values that
-/// PostgreSQL cannot send are marked as unreadable. Returns `None` when the row is gone.
+/// Reads the row for which `condition` is true, with one statement per column. The values that PostgreSQL
+/// cannot send are marked as unreadable. Returns `None` when the row is gone.
 async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Option<RowValues>> {
     let mut values = RowValues::empty(reader);
     for column in reader.columns() {
@@ -258,7 +258,7 @@ async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Opti
     Ok(Some(values))
 }
 
-/// Whether the server, and not the value, is the cause of this error. A server that lacks memory or room for
+/// Whether the server is the cause of this error, rather than the value. A server that lacks memory or room for
 /// locks reports the same SQLSTATEs as a value that is too large. The server is the cause if a statement
 /// without the value fails too, or if the value is too small to need much memory.
 async fn is_of_the_server(

@@ -29,10 +29,10 @@ const RANGE_BLOCKS: u32 = 2_048;
 const MAX_COLLECTED: usize = 100_000;
 
 /// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
-/// statistics. With these settings PostgreSQL reads the rows along the index, and looks up their records one
-/// by one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. With
-/// `enable_sort` and statistics that are older than the rows, PostgreSQL would also sort all rows after the
-/// page.
+/// statistics. With these settings PostgreSQL reads the rows along the index, and looks up their records one by
+/// one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. If
+/// `enable_sort` were on and the statistics were older than the rows, PostgreSQL would also sort all rows after
+/// the page.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
@@ -43,9 +43,10 @@ type UnnumberedKey = (i64, u64, u32, u32, u32);
 /// The progress of a walk.
 #[derive(Debug)]
 enum Walk {
-    /// The next step returns rows without a `seq`: the rows after this key, or all from the first row.
+    /// The next step returns rows without a `seq`, beginning after this key. `None`: beginning at the first
+    /// row.
     Unnumbered(Option<UnnumberedKey>),
-    /// The next step returns rows that have a `seq`: the rows after this row (`seq`, partition, `ctid`).
+    /// The next step returns rows that have a `seq`, beginning after this row (`seq`, partition, `ctid`).
     Numbered(i64, u32, String),
     Done,
 }

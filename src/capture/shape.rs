@@ -1,4 +1,4 @@
-//! Finds the columns by which the rows of a captured table can be bounded and ordered.
+//! Finds the columns by which the relay selects and orders the rows of a captured table.
 //!
 //! - `inserted_xid` names the transaction that inserted a row. In a table without this column, we use the
 //!   row's `xmin`, which is less exact: see [`Shape::inserted_xid_sql`].

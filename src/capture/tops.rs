@@ -8,9 +8,9 @@ use super::shape::{FoundTable, LOWEST_SEQ};
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The highest `seq` of each table, and the next transaction id, which is read after every `seq`. Rows up
-/// to the highest `seq` usually belong to transactions below `next_xid`. So once all these transactions
-/// have ended, a scan for rows of later transactions can start at that `seq`.
+/// The highest `seq` of each table, and the next transaction id, which is read last. Rows up to the highest
+/// `seq` usually belong to transactions below `next_xid`. So once all these transactions have ended, a scan for
+/// rows of later transactions can start at that `seq`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
@@ -63,8 +63,8 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 ///
 /// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
 /// 17 and newer use this index only for a statement with a condition, and otherwise read the whole table. So
-/// the statement has a condition that every `seq` meets. It does not call `max`, because with statistics from
-/// before the rows had a `seq`, PostgreSQL reads the whole index for `max`.
+/// the statement has a condition that every `seq` meets. It does not call `max`, because PostgreSQL reads the
+/// whole index for `max` if its statistics are older than the values of `seq`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

@@ -79,7 +79,7 @@ impl<'a> Unrecorded<'a> {
 
     /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
     /// row's event gets a commit LSN below that blocking event instead. Returns `None` if the row must not be
-    /// sent, because its event is set aside, or because the event was published and its row can no longer
+    /// sent. This is so if its event is set aside, or if the event was published and its row can no longer
     /// become a message.
     ///
     /// # Errors

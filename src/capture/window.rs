@@ -101,10 +101,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream might not have contained a row of `e`. The partition of such a row was
-    /// added since the floor was raised, and the row might have been in the partition before. Such a row
-    /// belongs to a transaction before `from_xid`, or was written before the partition was attached. `None`
-    /// in the same cases as `new_partitions`.
+    /// The condition that the stream might not have contained a row of `e`, because its partition was added
+    /// after the floor was raised, perhaps with the row already in it. Such a row belongs to a transaction
+    /// before `from_xid`, or was written before the partition was attached. `None` in the same cases as
+    /// `new_partitions`.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {

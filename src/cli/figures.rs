@@ -51,7 +51,7 @@ pub(super) fn count(number: u64, one: &str) -> String {
 }
 
 /// Returns the line about repeated requests for an event in the state `state`. `attempts` is the number of
-/// requests with which Pub/Sub may have stored the event. Returns `None` if all of them got a definite
+/// requests with which Pub/Sub may have stored the event. Returns `None` if every request got a definite
 /// answer.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");

@@ -59,8 +59,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What a command needs privileges for. If a privilege is missing, the error names the GRANT for this
-/// purpose.
+/// The purpose for which a command needs privileges. If a privilege is missing, the error names the GRANT for
+/// this purpose.
 #[derive(Debug, Clone, Copy)]
 enum CommandPurpose {
     /// The relay, whose sessions name the GRANT themselves.

@@ -42,7 +42,7 @@ pub(super) fn without_secrets(text: &str, arguments: impl Iterator<Item = OsStri
     let all = arguments.iter().map(String::as_str).chain(values);
     all.filter(|argument| !is_plain(argument))
         .fold(text.to_owned(), |text, argument| {
-            // Clap repeats arguments unescaped, so the text contains the argument as it is.
+            // Clap does not escape arguments, so the text contains the argument unchanged.
             text.replace(argument, "...")
         })
 }

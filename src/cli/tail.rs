@@ -143,8 +143,8 @@ impl TailSession {
     /// Reconnects. Retries until it succeeds, or until an error occurs that a new connection cannot fix.
     async fn open_again(settings: &Settings, args: &TailArgs) -> Result<Self> {
         loop {
-            // Sleep before the first attempt too. Otherwise the command would reconnect without a pause if the
-            // connection succeeds each time and the next statement fails.
+            // Sleep before the first attempt too. Otherwise, if each connection succeeds but its first
+            // statement fails, the command would reconnect without a pause.
             tokio::time::sleep(RECONNECT_INTERVAL).await;
             match Self::open(settings, args).await {
                 Err(error) if is_of_the_connection(&error) => {}

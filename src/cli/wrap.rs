@@ -12,8 +12,8 @@ pub(super) const NARROWEST_COLUMN: usize = 40;
 /// Minimum width of the text in columns, even on a narrower terminal.
 const NARROWEST: usize = 24;
 
-/// Returns the width in columns of the terminal on standard output. `None` for a pipe or a file, where lines
-/// stay whole so that `grep` finds them.
+/// Returns the width in columns of the terminal on standard output. `None` for a pipe or a file: lines are not
+/// wrapped there, so that `grep` can match whole lines.
 pub(super) fn terminal_width() -> Option<usize> {
     if !std::io::stdout().is_terminal() {
         return None;

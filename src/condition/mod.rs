@@ -119,7 +119,7 @@ pub struct KeyCondition {
     pub oldest_seconds: f64,
 }
 
-/// What a running relay knows about itself.
+/// The facts that a running relay knows about itself.
 #[derive(Debug, Clone)]
 pub struct RelayFacts {
     /// The phase, and when it began.
@@ -213,7 +213,7 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
 }
 
 /// Returns the check that the relay cannot make although it delivers, and the reason. `publication` is the
-/// error that prevents the check of the publication. A possible gap has precedence, because a gap means that
+/// error that prevents the check of the publication. A possible gap comes first, because a gap means that
 /// committed rows are not delivered.
 fn what_is_unchecked<'a>(
     publication: Option<&'a Trouble>,
@@ -359,9 +359,9 @@ impl Condition {
         self.topics.iter().map(|topic| topic.waiting_events).sum()
     }
 
-    /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is how long ago
-    /// Pub/Sub last stored a request. If Pub/Sub has stored one since a topic blocked the relay, the relay
-    /// still delivers to other topics.
+    /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is the time since
+    /// Pub/Sub last stored a request. If Pub/Sub has stored a request after a topic began to block the relay,
+    /// the relay still delivers to other topics.
     pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
         match self.state {
             State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,
@@ -372,9 +372,9 @@ impl Condition {
         }
     }
 
-    /// Whether the two conditions are the same apart from figures. If so, the relay need not log or write the
-    /// second one. The two must have the same state, code, failed checks and topics. The time until the relay
-    /// has caught up must be known in both or in neither.
+    /// Whether the two conditions differ only in figures. If so, the relay need not log or write the second
+    /// one. The two must have the same state, code, failed checks and topics. The time until the relay has
+    /// caught up must be known in both or unknown in both.
     pub fn is_like(&self, other: &Self) -> bool {
         let names = |condition: &Self| {
             let topics = condition.topics.iter();

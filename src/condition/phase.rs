@@ -12,7 +12,7 @@ use crate::error::Error;
 /// The phase of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// The relay opens its first session, or a session after another program held the slot.
+    /// The relay opens its first session, or its next session after another program has held the slot.
     Connecting,
     /// Another relay holds the slot. The text describes the session of that relay.
     Standby(String),

@@ -19,7 +19,7 @@ pub struct PruneRun {
     /// Why a daily partition could not be added or dropped.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Why old records could not be deleted yet, if there are any.
+    /// Why some old records could not be deleted yet. `None` if there are no such records.
     pub postponed: Option<String>,
     /// The code of the error that ended the run; `None` if the run succeeded.
     pub code: Option<String>,

@@ -163,7 +163,7 @@ impl Troubles {
         self.lock().stream.clone()
     }
 
-    /// Sets the reason why PostgreSQL sends nothing to the relay, and since when.
+    /// Sets the reason why PostgreSQL sends nothing to the relay, and the time when this began.
     pub fn set_stream(&self, reason: Option<(&Error, Instant)>) {
         let mut board = self.lock();
         let trouble = reason.map(|(error, since)| Trouble::of(error, since));

@@ -2,21 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A check that the relay cannot make, although it delivers.
+/// A check that the relay cannot make, although it delivers events normally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unchecked {
     /// The publication and the slot.
     Publication,
-    /// Whether the stream leaves out rows. Nothing suggests that it has done so.
+    /// Whether the stream leaves out rows. There is no sign that it does.
     Tables,
-    /// Which rows the stream has left out. There may be such rows, and they are not published until an audit
+    /// Which rows the stream has left out. It may have left out some, and they are not published until an audit
     /// succeeds.
     Gap,
 }
 
 impl Unchecked {
-    /// Says what the relay cannot do, as the end of a sentence that begins with "the relay".
+    /// Describes what the relay cannot do. The text completes a sentence that begins with "the relay".
     pub(super) fn meaning(self) -> &'static str {
         match self {
             Self::Publication => "could not check its publication and its slot",

@@ -14,7 +14,7 @@ use super::{Condition, State, Unchecked, is_behind};
 use crate::error::Code;
 use meaning::{relay_meaning, room_meaning, slot_meaning, what_holds_up};
 
-/// What is known about a slot and its relay at one moment.
+/// The known facts about a slot and its relay at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StateFacts<'a> {
     /// The health of the slot; `None` if the viewer does not know it.
@@ -41,8 +41,8 @@ pub struct StateFacts<'a> {
     pub lacks_row: bool,
 }
 
-/// How old the condition of a relay without a stream may be. Such a relay writes its condition every 5
-/// seconds. After 15 seconds without a new condition, the relay counts as stopped.
+/// Maximum age of the condition of a relay without a stream. A relay without a stream writes its condition
+/// every 5 seconds. After 15 seconds without a new condition, it counts as stopped.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The state of the relay and its slot, how bad it is, and what to do.
@@ -153,8 +153,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
-/// - a slot with which the relay cannot continue (but this item does not apply if the relay reports that it
-///   recovers, or that something other than the slot prevents the recovery);
+/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
+///   other than the slot prevents the recovery;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;
@@ -274,8 +274,8 @@ fn is_unread(slot: Option<(State, Rank)>) -> bool {
 /// - `Broken` always holds, because an operator must act first. The next session clears the report.
 /// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
 ///   keeps writing its condition.
-/// - Any other state no longer holds. A relay in such a state would read the slot, so the relay that wrote
-///   the report has stopped.
+/// - Any other state no longer holds. In any other state a relay reads the slot, so the relay that wrote the
+///   report has stopped.
 pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     let is_read = match seen.health {
         _ if seen.is_opening => false,
@@ -351,7 +351,8 @@ fn held_up(said: &Condition, health: Option<&Health>) -> Verdict {
     }
 }
 
-/// The severity of the slot's lag, or of the remaining room for WAL, whether or not somebody reads the slot.
+/// The severity of the slot's lag or of the remaining room for WAL. It does not depend on whether somebody
+/// reads the slot.
 fn slot_severity(health: Option<&Health>) -> Severity {
     match health {
         Some(

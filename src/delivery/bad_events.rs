@@ -33,8 +33,8 @@ const HALTED: &str = "neither it nor any later event is confirmed. Fix the cause
     relay, or set on_bad_event = quarantine_key to set the event aside and continue";
 
 impl Delivery {
-    /// Takes over an event whose row cannot become a message. Blocks the event's key if the policy says so,
-    /// and sets the event aside.
+    /// Sets aside an event whose row cannot become a message, and blocks the event's key if `on_bad_event` says
+    /// so.
     ///
     /// # Errors
     /// The given `error` under `on_bad_event = halt`; `quarantine-full`.
@@ -140,7 +140,7 @@ impl Delivery {
 }
 
 impl EventOutcomes {
-    /// Registers a bad event, which blocks its key if the policy says so, and logs the error.
+    /// Registers a bad event and logs the error. Blocks the event's key if `on_bad_event` says so.
     pub(super) fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
@@ -203,9 +203,8 @@ impl EventOutcomes {
         }
     }
 
-    /// Whether the bad event arrived while its key was being released. If so, the relay records the event as
-    /// released, although it is bad, and the release tries the event again after the earlier events of the
-    /// key.
+    /// Whether the bad event arrived while its key was being released. If so, the relay records the bad event
+    /// as released. The release tries this event again after the earlier events of the key.
     fn joins_a_release(&self, about: &Letter) -> bool {
         about.origin.standing == Standing::New
             && self.quarantine.keys.blocks(&about.group)

@@ -3,7 +3,8 @@
 //! [`EventOutcomes`] owns everything that an outcome changes: the flow control, the quarantine, the writer of the
 //! dispatch rows, and the metrics. It sends nothing to Pub/Sub itself.
 //!
-//! Not here: the decision when an event is sent (`lanes`, `requests`), and which events are bad (`bad_events`).
+//! Not here: the time at which an event is sent (`lanes`, `requests`), and the treatment of bad events
+//! (`bad_events`).
 
 use std::sync::Arc;
 

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Time that a drain still gives the writer for the last dispatch rows if the drain's limit has nearly or
-/// completely passed. If the limit is shorter than this, the writer gets as much time as the limit.
+/// Minimum time that a drain gives the writer for the last dispatch rows, even if the drain's limit has passed.
+/// If the limit is shorter than this, the writer gets as much time as the limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
@@ -27,7 +27,7 @@ pub(super) struct Recorder {
     pub(super) resolved: ResolvedEvents,
     /// Whether the writer's last attempt has failed.
     pub(super) cannot_record: bool,
-    /// Whether the last log line about the writer says that it fails.
+    /// Whether the last log line about the writer says that the writer is failing.
     pub(super) log_says_failing: bool,
 }
 
@@ -68,7 +68,7 @@ impl Delivery {
         let deadline = tokio::time::Instant::now() + limit;
         while let Ok(Some(answer)) = tokio::time::timeout_at(deadline, self.attempts.answer()).await
         {
-            // Drop a failed request, because the next session publishes its events again.
+            // Drop failed requests, because the next session publishes their events again.
             if let Ok(Answer {
                 request,
                 result: Ok(ids),

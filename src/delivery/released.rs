@@ -35,7 +35,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// with the keys that follow.
 const KEYS_PER_POLL: usize = 1_000;
 
-/// Decides when the [`Releaser`] queries `outbox.dispatch`, and what it asks.
+/// Decides when to send a request to the [`Releaser`], which queries `outbox.dispatch`, and which request.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,
@@ -203,8 +203,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes over an event whose message is no longer in memory. The relay makes the message again from the
-    /// table.
+    /// Takes an event whose message is no longer in memory. The relay later reads the row again to make the
+    /// message.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         self.outcomes.take_without_message(group, origin);
     }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub enum Disposition {
     /// The error may be temporary: open a new session after a pause, as often as needed.
     Retry,
-    /// An operator must change something first: exit with the exit status of the code.
+    /// An operator must change something before a retry can succeed: exit with the exit status of the code.
     Stop,
     /// A bug in Postrider: exit, and ask the operator to report it.
     Bug,

@@ -115,7 +115,7 @@ impl Error {
     /// Replaces the name of `variable` in the text with `place`, the actual source of the value.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error with the same text, because its text would still name the variable.
+        // Drop an underlying error with the same text, because this text would still name the variable.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {
@@ -125,8 +125,8 @@ impl Error {
         self
     }
 
-    /// Replaces a general hint for the relay with a hint for a command, because a command does not retry. Also
-    /// replaces a hint that only says that the relay will try again.
+    /// A command does not retry as the relay does. So this method replaces a general hint for the relay with a
+    /// hint for a command. It also replaces a hint that only says that the relay will try again.
     #[must_use]
     pub(crate) fn for_command(self) -> Self {
         if self.has_own_hint() {

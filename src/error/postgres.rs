@@ -4,13 +4,13 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for SQLSTATE 53400 on an SQL session. The same SQLSTATE from the creation of a slot means
-/// `replication-slots-used-up`, and does not get here.
+/// The hint for SQLSTATE 53400 on an SQL session. When the creation of a slot fails with this SQLSTATE, the
+/// code is `replication-slots-used-up`, and other code handles it.
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
-/// The hint for a text that cannot be converted between UTF-8 and the encoding of the database. The SQLSTATE does not
-/// show whether the text is an argument of a command or is in a row.
+/// The hint for a text that cannot be converted between UTF-8 and the encoding of the database. The hint covers
+/// two cases, because the SQLSTATE is the same for an argument of a command and for a text in a row.
 const OTHER_ENCODING: &str = "a character has no equivalent in UTF-8 or in the encoding of the database (`SHOW \
     server_encoding`): if it is in an argument of the command, no row contains it, so search for something else; \
     otherwise correct the row";

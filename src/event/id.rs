@@ -5,8 +5,8 @@ use std::fmt;
 use printable::printable;
 use uuid::Uuid;
 
-/// Maximum length of an id, in characters, in texts that quote it: a log line, an error, or the record of
-/// another event that waits behind the event.
+/// Maximum length, in characters, of an id that a text quotes. Such texts are log lines, errors, and the
+/// records of other events that wait behind the event.
 pub(crate) const SHOWN_CHARS: usize = 128;
 
 /// Length of a uuid as text.

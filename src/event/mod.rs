@@ -31,9 +31,9 @@ pub use position::{CommittedAt, EventPosition};
 pub enum Standing {
     /// The event has no row yet; its outcome adds one.
     New,
-    /// The event gets no new row, for one of two reasons. Either this session records no published
-    /// events. Or the event's row already says `published`, and the event is sent again only to keep the
-    /// order with neighbours that have no row.
+    /// The event gets no new row, for one of two reasons. Either this session records no published events, or
+    /// the event's row already says `published`. In the second case the relay sends the event again only to
+    /// keep the order, because neighbours of the event have no row.
     NeedsNoRow,
     /// The event was released from quarantine, or is being replayed. It has a row already, and its
     /// outcome changes that row. The event does not hold back the confirmed position, because its row is
@@ -41,7 +41,7 @@ pub enum Standing {
     Released,
 }
 
-/// What the relay remembers of an event until its outcome is recorded.
+/// The part of an event that the relay keeps until the event's outcome is recorded.
 #[derive(Debug, Clone)]
 pub struct EventRef {
     /// The event's position, which identifies it.
@@ -75,7 +75,7 @@ impl EventRef {
 /// One event to publish.
 #[derive(Debug)]
 pub struct Event {
-    /// What the relay knows about the event apart from its message.
+    /// The event without its message.
     pub origin: EventRef,
     /// The encoded `PubsubMessage`.
     pub message: Bytes,

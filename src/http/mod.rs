@@ -1,9 +1,8 @@
 //! Serves the HTTP port: `/metrics`, `/livez`, `/readyz` and `/status`, and a page for operators
 //! (`page`).
 //!
-//! The first four need no authentication, so they show nothing that helps an intruder: no payload, key
-//! or secret, and no role or address of the database. `listener` limits the resources that a client can
-//! use.
+//! Everything except the page is open to anyone, so it shows nothing that helps an intruder: no payload, key or
+//! secret, and no role or address of the database. `listener` limits the resources that a client can use.
 
 mod history;
 mod listener;

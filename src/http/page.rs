@@ -35,8 +35,8 @@ const HTML: &str = include_str!("page/page.html");
 const SCRIPT: &str = include_str!("page/page.js");
 const STYLE: &str = include_str!("page/page.css");
 
-/// Allows only our own files, and images with a `data:` URL: no inline script, nothing from other sites, and
-/// no frame around the page.
+/// Allows only our own files, and images with a `data:` URL. Forbids inline scripts, anything from other sites,
+/// and frames around the page.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -53,8 +53,8 @@ const SEARCH_CHARS: usize = 1_100;
 /// the answer.
 const SEARCH_TIME: Duration = Duration::from_secs(8);
 
-/// How far back a search by key goes. There is no index on the keys, so a search reads every event of this
-/// period.
+/// A search by key finds events that are at most this old. There is no index on the keys, so a search reads
+/// every event of this period.
 const KEY_SEARCH_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of events that a search by key shows, newest first.

@@ -38,8 +38,8 @@ pub(super) struct Lane {
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
     /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
-    /// Number of suspects: events at the front of `queue` of which at least one is bad. 0 when no bisection is
-    /// under way.
+    /// During a bisection, the number of suspects: at least one of these events at the front of `queue` is bad.
+    /// Otherwise 0.
     suspects: usize,
     /// Number of events in the request in flight.
     in_flight: u32,

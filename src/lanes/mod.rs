@@ -134,8 +134,8 @@ impl Lanes {
         if self.in_flight >= self.concurrency.limit() || next_start.is_some_and(|at| now < at) {
             return None;
         }
-        // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes that
-        // keep failing would use it up. No other lane could send, so no success could raise the limit.
+        // Alternate between retries and new requests. Otherwise, while the limit is one, a few lanes that keep
+        // failing would use up the limit. No other lane could send, so no success could raise the limit.
         self.failed_was_last = !self.failed_was_last;
         let request = if self.failed_was_last {
             self.due(now).or_else(|| self.fresh(now, serve))
@@ -315,7 +315,8 @@ impl Lanes {
         let lanes = self.entries.iter().filter_map(|entry| entry.lane.as_ref());
         let in_flight =
             lanes.filter(|lane| lane.state == LaneState::InFlight && lane.key.topic == *topic);
-        // Add one for the failed request: its lane is no longer in flight, but `ended` is called only later.
+        // Add one for the failed request: its lane no longer counts as in flight, but `ended` has not been
+        // called yet.
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 

@@ -1,9 +1,9 @@
 //! Collects the attributes of a message, and writes them in wire format as they are added.
 //!
 //! This module checks Pub/Sub's limits on attributes. No value is truncated. If a value is too long, the
-//! mapping refuses the row. The exception is Debezium's trace context, where the mapping leaves the value
-//! out. If two attributes have the same name, the first one wins. The caller adds the fixed attributes first,
-//! so no header can replace them.
+//! mapping refuses the row. The exception is a value of Debezium's trace context, which the mapping leaves out.
+//! If two attributes have the same name, the first one wins. The caller adds the fixed attributes first, so no
+//! header can replace them.
 
 use std::ops::Range;
 
@@ -48,7 +48,8 @@ impl Attributes {
         &self.wire
     }
 
-    /// Returns the value of the attribute `key`. Does not find what [`add_fixed`](Self::add_fixed) has added.
+    /// Returns the value of the attribute `key`. Does not find attributes that [`add_fixed`](Self::add_fixed)
+    /// has added.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         let entry = self.entry(key)?;
         std::str::from_utf8(&self.wire[entry.value.clone()]).ok()

@@ -124,8 +124,8 @@ impl Finder<'_> {
         })
     }
 
-    /// Finds the column that a template names. `name` is the name of a [`ColumnRole`]. If no role has this
-    /// name, it is the name of a column.
+    /// Finds the column that a template names. `name` is the name of a [`ColumnRole`], or the name of a column
+    /// if no role has this name.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
             // If no topic column is configured, `{topic}` in a template means a column called `topic`.
@@ -228,8 +228,8 @@ pub(super) struct OutboxRow<'a> {
     pub(super) occurred_at: Option<&'a str>,
 }
 
-/// The concatenated text values of one row. One call checks all of them for valid UTF-8. Most values are so
-/// short that separate checks would take several times as long. The buffer is reused for the next row.
+/// The concatenated text values of one row, so that one call can check all of them for valid UTF-8. Most values
+/// are so short that separate checks would take several times as long. The buffer is reused for the next row.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowTexts(Vec<u8>);
 

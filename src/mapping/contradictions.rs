@@ -23,8 +23,8 @@ impl TableSettings {
         Mapper::resolve(&ideal, &types, self, &self.identity(), ANY_PROJECT).map(drop)
     }
 
-    /// A table that fits the settings as well as any table can: it has every column that they name, with a
-    /// type that causes no error.
+    /// A table made to fit the settings: it has every column that the settings name, each with a type that
+    /// causes no error.
     fn ideal_table(&self) -> OwnedRelation {
         let mut columns: Vec<OwnedColumn> = Vec::new();
         let mut add = |name: &str, type_oid: Oid| {

@@ -62,8 +62,8 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
-    /// The settings do not say which time zone applies to a time without an offset. Such a time could be off
-    /// by up to 26 hours.
+    /// The settings do not say which time zone applies to a time without an offset. A wrong zone could shift
+    /// the time by up to 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
          `time_zone` does not say what its values mean"
@@ -113,11 +113,11 @@ pub struct EventError {
     pub at: CommittedAt,
     /// The fault.
     pub fault: EventFault,
-    /// What is known about the event despite the fault.
+    /// The known facts about the event, despite the fault.
     pub known: FaultyRow,
 }
 
-/// What is known about a row that cannot become a message.
+/// The known facts about a row that cannot become a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultyRow {
     /// The event's identity. If the row's id cannot be read, the identity is made from the event's
@@ -334,9 +334,9 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // Do not advise to correct the row. Without a readable id, the relay identifies the event by its
-        // position. The event of a corrected row would have another identity, so the relay could not release
-        // this event.
+        // Do not advise the operator to correct the row. Without a readable id, the relay identifies the event
+        // by its position. A corrected row would give an event with another identity, so this event could still
+        // not be released.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

@@ -1,8 +1,8 @@
 //! Pub/Sub's limits on publishing, as the service documents them
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
-//! The mapping checks these limits rather than the publisher, because only the mapping can name the row
-//! in its error.
+//! The mapping checks these limits, and the publisher does not, because only the mapping can name the row in
+//! its error.
 
 /// Maximum size in bytes of one encoded `PublishRequest`, including the topic name.
 pub const REQUEST_BYTES: usize = 10_000_000;

@@ -1,7 +1,7 @@
 //! Reads the payload column: the bytes to send, and the kind of content.
 //!
-//! The payload is sent exactly as PostgreSQL prints it, except that the hexadecimal text form of `bytea` is
-//! decoded (`data`), and the version byte of binary `jsonb` is removed.
+//! The payload is sent exactly as PostgreSQL prints it, with two exceptions: the hexadecimal text form of
+//! `bytea` is decoded (`data`), and the version byte of binary `jsonb` is removed.
 
 use decoder::{Oid, Value};
 

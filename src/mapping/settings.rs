@@ -105,9 +105,9 @@ impl Default for TableSettings {
 
 /// The names that the table uses for the columns of an outbox.
 ///
-/// If a field is not set, the column has the field's name; `topic` and `seq` are exceptions. An empty text
-/// means that the table has no such column. If `version`, `schema_version`, `headers`, `tracingspancontext`
-/// or `occurred_at` is not set, the table need not have the column. A column that *is* named must exist.
+/// If a field is not set, the column has the field's name. The exceptions are `topic` and `seq`. An empty text
+/// means that the table has no such column. If `version`, `schema_version`, `headers`, `tracingspancontext` or
+/// `occurred_at` is not set, the table need not have the column. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {

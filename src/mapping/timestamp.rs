@@ -76,7 +76,7 @@ pub(super) fn to_rfc3339(
     Some(time)
 }
 
-/// Parses a date and time. Also returns the decimals of its second as written, at most six.
+/// Parses a date and time. Also returns the decimals of the second as they are written, at most six.
 fn parse(text: &str, without_offset: WithoutOffset) -> Option<(CivilTime, &str)> {
     let (clock, rest) = text.as_bytes().split_first_chunk::<SECONDS_END>()?;
     if !matches!(

@@ -83,8 +83,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time. This
-/// function writes the whole head at once, and the compiler knows the length of this write.
+/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time.
+/// Everything before the value is one write, whose length the compiler knows.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;

@@ -35,9 +35,9 @@ use crate::store::relay_row::{self, RecordKeeping};
 
 const PAGE_ROWS: u32 = 5_000;
 
-/// How long the audit waits until the slot has passed the rows that existed when the audit began. If the slot
-/// has not passed them by then, a row without a record counts as waiting, unless its transaction is below the
-/// floor.
+/// The longest time that the audit waits for the slot to pass the rows that existed when the audit began. If
+/// the slot does not pass them in this time, a row without a record counts as waiting, unless its transaction
+/// is below the floor.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The result of an audit. Programs depend on its JSON form.
@@ -64,7 +64,7 @@ pub(crate) struct UnreadableTable {
     pub(crate) remedy: String,
 }
 
-/// What the audit found, from best to worst.
+/// The result of the audit, ordered from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AuditResult {
@@ -114,7 +114,7 @@ pub(crate) struct EventCount {
     pub(crate) oldest: Option<String>,
 }
 
-/// What the audit knows about the progress of the slot.
+/// The progress of the slot, as far as the audit knows it.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     /// Every transaction below this number has ended, and the slot has passed its rows. 0 if the audit cannot
@@ -123,8 +123,8 @@ struct Passed {
     records: RecordKeeping,
 }
 
-/// Compares all captured tables. After each page, calls `progress` with the name of the table and the number
-/// of its rows that were compared so far.
+/// Compares all captured tables. After each page, calls `progress` with the name of the table and the number of
+/// rows of this table that were compared so far.
 ///
 /// # Errors
 /// `publication-drift` if a table is missing; `column-missing`; database errors.

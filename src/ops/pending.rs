@@ -6,9 +6,9 @@
 //! have been delivered already. The result is then known only if no event waits.
 //!
 //! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq`
-//! above `floor_seq`. So the count misses a waiting event that has a lower `seq` in spite of a newer
-//! transaction. If there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them,
-//! and searches for the oldest waiting event in between.
+//! above `floor_seq`. So the count misses a waiting event of a newer transaction if its `seq` is lower. If
+//! there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for
+//! the oldest waiting event in between.
 //!
 //! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
 //! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.

@@ -3,8 +3,8 @@
 //! The task uses the rules and statements of the command ([`prune`]), and decides only *when* to prune:
 //!
 //! - It prunes while this relay holds the slot. A standby does not prune, and a relay that loses its session
-//!   stops within [`LOOK`]. So for a moment during a takeover, two relays may prune at the same time. This is
-//!   as safe as running the command next to a relay.
+//!   stops within [`LOOK`]. During a takeover, two relays may prune at the same time for a moment. This is as
+//!   safe as running `postrider prune` next to a relay.
 //! - Delivery comes first. So the task stops while the relay is catching up, and it has a connection of its
 //!   own.
 //! - An error ends one run, never the session. The next run follows after a pause that grows with each

@@ -25,16 +25,16 @@ const NAME_CHARS: usize = 200;
 /// Assumed number of rows in a block, from which the number of blocks in a page is computed.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. With these
-/// options only one plan is left: find the rows along an index, look up their records one by one, and find
-/// the rows to delete with a hash join. The only sorts are those of rows with the same `seq`
+/// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. These options
+/// leave PostgreSQL only one plan: find the rows along an index, look up their records one by one, and find the
+/// rows to delete with a hash join. The only sorts are those of rows with the same `seq`
 /// (`enable_incremental_sort`), and of the rows of one page.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \
     SET jit = off";
 
-/// What a walk does with its rows.
+/// The action of a walk on its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Read,

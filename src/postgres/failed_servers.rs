@@ -1,5 +1,5 @@
-//! Collects the configured servers that a session could not use, and decides whether the session tries
-//! the next one.
+//! Collects the configured servers that a session could not use, and decides whether the session tries the next
+//! server.
 
 use crate::error::{Code, Error, Result};
 

@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
 //! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone. Without a
-//! limit, the session would then wait forever. So this stream fails if an answer is outstanding and for too
-//! long no bytes have moved in either direction. The limit is longer than `statement_timeout`, so a server
-//! that can be reached reports its own timeout first.
+//! limit, the session would then wait forever. So this stream fails if an answer is outstanding and no bytes
+//! have moved in either direction for too long. The limit is longer than `statement_timeout`, so a server that
+//! can be reached reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;

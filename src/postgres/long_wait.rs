@@ -144,7 +144,7 @@ pub(crate) async fn limiting_lock_waits<T>(
     Ok(done)
 }
 
-/// Returns what the process `pid` waits for, as an error, and how long it has waited. `None` if it does not
+/// Returns the time that the process `pid` has waited, and an error that says for what. `None` if it does not
 /// wait.
 async fn find_wait(sql: &Sql, pid: i32) -> Result<Option<(Duration, Error)>> {
     if let Some(wait) = retention::lock_wait(sql, pid).await? {

@@ -56,7 +56,7 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // Start of the silence, if the last poll found that the server had finished the statement.
+        // If the last poll found that the server had finished the statement: the start of the present silence.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {

@@ -18,8 +18,8 @@ use super::failed_servers::FailedServers;
 use super::limited::{AlreadyOpen, AnswerLimit, Limited};
 use crate::error::{Code, Error, LoginFor, Result};
 
-/// TCP keepalives for SQL sessions. Needed to detect that the other side is gone, because an idle SQL session
-/// has no liveness check of its own.
+/// TCP keepalives for SQL sessions. An idle SQL session has no liveness check of its own, so only keepalives
+/// show that the other side is gone.
 const LIVENESS: Liveness = Liveness {
     idle: Duration::from_secs(10),
     interval: Some((Duration::from_secs(5), 2)),

@@ -1,6 +1,6 @@
-//! Recovers from a lost slot without losing data. The recovery creates a new slot, publishes from the tables
-//! all unresolved rows that the new slot does not stream, and then continues with the stream. If the slot is
-//! fine, and only its stream might have left out rows, the recovery keeps the slot.
+//! Recovers from a lost slot without losing data. The recovery creates a new slot. It reads all unresolved rows
+//! that the new slot does not stream from the tables, publishes them, and then continues with the stream. If
+//! the slot itself is fine, and only its stream might have left out rows, the recovery keeps the slot.
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
@@ -111,7 +111,7 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // A floor that was never raised is still at the start of capturing. Such a floor does not prove that
+        // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
         // streamed rows below it are resolved, so use 0 instead.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
@@ -232,10 +232,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// Waits until the slot, which was kept, has confirmed the position `end`. After that position the stream
-    /// contains no row that the recovery has read from the tables. If the recovery ended earlier, the next
-    /// session could repeat some of these rows from the stream, but not the rows in between that the stream has
-    /// left out.
+    /// Waits until the kept slot has confirmed the position `end`. After `end`, the stream contains no row that
+    /// the recovery has read from the tables. If the recovery ended earlier, the next session could repeat some
+    /// of these rows from the stream, but not the rows in between that the stream has left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {
@@ -259,7 +258,8 @@ impl Recovery {
                 .filter(|table| table.unreadable().is_some())
                 .map(|table| (table.oid, record.floor))
                 .collect();
-            // The record forgets the former partitions that this recovery has read. The auditor removes others.
+            // This recovery has read these former partitions, so the record forgets them. The auditor removes
+            // others.
             let left: Vec<u32> = of_table()
                 .filter(|table| table.rows().is_some() && record.unread.contains_key(&table.oid))
                 .map(|table| table.oid)

@@ -1,5 +1,5 @@
-//! Records how far a recovery has got, if published events may lack a record. If a later session has to
-//! recover, it does not publish the same rows again.
+//! Records the progress of a recovery, if published events may lack a record. If the recovery is interrupted,
+//! the next one does not publish the same rows again.
 //!
 //! The recovery reads each table in the order of `seq`. While it reads, it notes the position of the next event and
 //! the `seq` of the row. Once all events before that position have their outcome, the rows below that `seq` are
@@ -31,7 +31,7 @@ const DISTANCE: u32 = 256;
 /// distance is doubled, so the memory stays bounded however long an event waits for its outcome.
 const MAX_NOTES: usize = 1_024;
 
-/// How far the recovery had read at one moment.
+/// The progress of the reading at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReadingNote {
     /// The ordinal of the next event. All events of the rows that were read have lower ordinals.
@@ -96,8 +96,8 @@ impl ReadingNotes {
         });
     }
 
-    /// Takes the notes whose events are all resolved: their ordinals are below `resolved_below`. Returns only
-    /// the last of these notes for each table, because the last note includes the earlier ones.
+    /// Takes the notes whose events are all resolved, because their ordinals are below `resolved_below`.
+    /// Returns only the last of these notes for each table, because it includes the earlier ones.
     fn take_reached(&self, resolved_below: u32) -> Vec<ReadingNote> {
         let mut queue = self.lock();
         let mut reached: Vec<ReadingNote> = Vec::new();
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(notes.take_reached(u32::MAX), []);
     }
 
-    /// The event with the ordinal 5,000,000 waits, and the recovery reads on.
+    /// The event with the ordinal 5,000,000 waits for its outcome while the recovery continues to read.
     #[test]
     fn the_number_of_notes_is_bounded_and_they_stay_evenly_spread() {
         let notes = ReadingNotes::new();

@@ -146,9 +146,9 @@ impl RowsFromTables {
         self.is_resolved = shown_by(&self.resolved);
     }
 
-    /// Whether the relay must skip the event, because the event is resolved, or because this session has
-    /// read it from a table. `rows` is asked too, because an event from a table that has no outcome yet has
-    /// no record, and the set of remembered ids may lack its id.
+    /// Whether the relay must skip the event, because the event is resolved, or because this session has read
+    /// it from a table. Also looks into `rows`: an event from a table without an outcome has no record, and its
+    /// id may be missing in the set of remembered ids.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

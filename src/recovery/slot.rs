@@ -69,7 +69,7 @@ impl RecoverySlot {
         Ok(())
     }
 
-    /// The snapshot of the recovery. The recovery reads from the tables the rows of the transactions that the
+    /// The snapshot with which the recovery reads the tables: it sees the rows of all transactions that this
     /// snapshot shows. A new slot streams none of these transactions. A kept slot may stream some of them.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.point.snapshot

@@ -55,8 +55,8 @@ pub(crate) struct OpeningFacts<'a> {
 /// How the session must begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotVerdict {
-    /// As far as the facts show, the slot streams every unrecorded event: stream from it. `audit` says which
-    /// rows the first audit compares.
+    /// The facts show no loss, so the slot should stream every unrecorded event: stream from it. `audit` says
+    /// which rows the first audit compares.
     Stream { confirmed: Lsn, audit: Audit },
     /// An earlier recovery has not finished, and its slot streams every transaction that the recovery's
     /// snapshot does not show. Publish the remaining rows from the tables, then stream.
@@ -127,7 +127,7 @@ impl SlotVerdict {
     }
 }
 
-/// Why the stream of the slot may miss rows that are in the tables.
+/// The reason why the stream of the slot may miss rows that are in the tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RecoveryCause {
     /// A recovery was begun or requested, and has not ended.
@@ -153,7 +153,7 @@ pub(crate) enum RecoveryCause {
     /// relay then cannot distinguish events that the stream left out from delivered events.
     PublicationChanged,
     /// The relay cannot prove that this is the slot that it served before, so the stream may have left events
-    /// out. This matters only if published events may lack a record, for the same reason as above.
+    /// out. This matters only if published events may lack a record, as with `PublicationChanged`.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 

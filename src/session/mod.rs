@@ -13,8 +13,8 @@
 //!
 //! When a session ends with an error, the error's code decides whether another session follows. There are two
 //! exceptions. A wrong publication does not stop the relay if this process has found it right before. A table
-//! that shares rows with a table of another slot does not stop the relay if this process has already run a
-//! session or been a standby. `stuck` decides whether the next session needs a new slot.
+//! that shares rows with a table that another slot captures does not stop the relay if this process has already
+//! run a session or been a standby. `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
@@ -69,8 +69,8 @@ use crate::traces::Traces;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time after which a relay without a stream writes an unchanged condition again. Short, because these writes
-/// are the only sign for the commands that such a relay still runs.
+/// Time after which a relay without a stream writes an unchanged condition again. Short, because only these
+/// writes show the commands that a relay without a stream still runs.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
 /// Time limit for recording in `outbox.relay` why there is no session. Short, because the next session begins
@@ -258,8 +258,8 @@ impl SessionRunner {
 /// follows although the code stops a relay that has just started:
 ///
 /// - The publication is wrong, but this process has found it right before. Somebody is probably altering it.
-/// - A captured table shares rows with a table of another slot, but this process has run a session or been a
-///   standby. Somebody has attached one of the tables to the other, and may detach it again.
+/// - A captured table shares rows with a table that another slot captures, but this process has run a session
+///   or been a standby. Somebody has attached one of the tables to the other, and may detach it again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,

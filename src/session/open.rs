@@ -52,8 +52,8 @@ pub(super) type SideTasks = (Supervisor, Auditor);
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot of a recovery. The recovery publishes from the tables the rows that this slot does not
-    /// stream. `None` if no recovery is needed.
+    /// The slot of a recovery. The recovery reads the rows that this slot does not stream from the tables, and
+    /// publishes them. `None` if no recovery is needed.
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,

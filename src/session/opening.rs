@@ -59,8 +59,8 @@ impl SessionRunner {
     async fn write_wait(&self, said: &mut Option<(Condition, Instant)>) {
         let condition = self.metrics.condition(&self.state);
         // `Recovering` is written too, because a command can see that the slot is missing, but not that the
-        // relay is creating a new one. In a copy of the database, write nothing, because the row there
-        // belongs to the relay of the original.
+        // relay is creating a new one. In a copy of the database, write nothing: the copied row belongs to the
+        // relay of the original.
         let is_of_a_copy = condition.code.as_deref() == Some(Code::ForeignCluster.name());
         let says =
             (condition.is_held_up() && !is_of_a_copy) || condition.state == State::Recovering;

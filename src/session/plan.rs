@@ -1,5 +1,5 @@
-//! Decides how a session begins. Once the slot is free, [`SlotFacts::gather`] reads the facts about
-//! the slot and the tables, and [`decide`] makes the decision without IO.
+//! Decides how a session begins. Once no other session holds the slot, [`SlotFacts::gather`] reads the facts
+//! about the slot and the tables, and [`decide`] makes the decision without IO.
 //!
 //! The relay's row is read only after the slot is free, because the previous holder of the slot may still
 //! write the row until then.

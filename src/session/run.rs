@@ -32,7 +32,7 @@ const LONG_SESSION: Duration = Duration::from_secs(10);
 /// previous relay stopped with an error.
 pub(super) const SHORTEST_PROBATION: Duration = Duration::from_secs(2);
 
-/// What [`SessionRunner::run`] must know about a session that has ended.
+/// The facts about an ended session on which [`SessionRunner::run`] depends.
 #[derive(Debug, Default)]
 pub(super) struct SessionLife {
     /// How long the session streamed or recovered, without the time for ending it. `None` if the session
@@ -134,7 +134,7 @@ impl SessionRunner {
         while Instant::now() < end && self.metrics.delivered() == delivered {
             tokio::time::sleep(PROBATION_LOOK).await;
         }
-        // A recovery that has ended in the meantime has set the phase to `Streaming`, so do not set it back.
+        // If the recovery has ended in the meantime, the phase is already `Streaming`, so do not set it back.
         if self.state.phase() != Phase::Streaming {
             self.state.set(phase);
         }

@@ -143,7 +143,7 @@ impl Wait<'_> {
     }
 
     /// Shows that the previous session of this relay still holds the slot. Shows nothing before
-    /// [`OWN_SESSION_LIMIT`], because the connection of that session is closed, so its server process usually
+    /// [`OWN_SESSION_LIMIT`]: the connection of that session is already closed, and its server process usually
     /// ends within moments.
     fn observe_ourselves(&self, slot: &str, holder: &Holder, is_due: bool) {
         if self.began.elapsed() < OWN_SESSION_LIMIT {

@@ -7,10 +7,9 @@
 //!   larger than a message of the protocol.
 //! - A row that was inserted before a column was renamed or dropped, if the settings no longer fit that row.
 //!
-//! Another session on the same slot would end at the same position, so only a new slot helps. A
-//! recovery (`recovery`) then publishes from the tables the rows that the old slot would have streamed,
-//! and sets only the bad row aside. This module marks the slot for recovery, or stops the relay if the
-//! relay is not allowed to recover.
+//! Another session on the same slot would end at the same position, so only a new slot helps. A recovery
+//! (`recovery`) then publishes the unresolved rows from the tables, and sets only the bad row aside. This
+//! module marks the slot for recovery, or stops the relay if the relay is not allowed to recover.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +25,7 @@ use crate::postgres::{Sql, Target, connect};
 use crate::settings::{OnLoss, Settings};
 use crate::store::relay_row::{ServedSlot, mark};
 
-/// Whether a stream ended for a reason that would also end the next stream, at the same position in the WAL.
+/// Whether the next stream would end at the same position in the WAL, for the same reason.
 pub(super) fn recurs_at_its_position(error: &Error) -> bool {
     matches!(
         error.code(),
@@ -48,9 +47,9 @@ impl StuckPositions {
         }
     }
 
-    /// Whether PostgreSQL failed to decode, at another position than the last time. Remembers the position.
-    /// After the first failure at a position the relay only retries, because a single internal error may be
-    /// temporary.
+    /// Whether PostgreSQL has failed to decode at a new position, different from that of the last failure.
+    /// Remembers the position. After the first failure at a position the relay only retries, because a single
+    /// internal error may be temporary.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck

@@ -1,10 +1,10 @@
 //! Polls the database every few seconds, alongside the stream.
 //!
-//! pgoutput uses the publication as it was at the WAL position that pgoutput is decoding. If the publication did not
-//! exist at that position, PostgreSQL 18 skips rows without an error. So the relay can notice the problem only by
-//! checking the publication over SQL. While the publication is wrong or cannot be checked, the relay must not confirm
-//! the positions of keepalives, because it might confirm skipped rows. In each poll, the supervisor also renews the
-//! lease and reads the slot's metrics. After a delivery it records the confirmed position.
+//! pgoutput decodes each row with the publication as it was at the row's WAL position. If there was no
+//! publication at that position, PostgreSQL 18 skips the row without an error. The relay can notice this only
+//! by checking the publication over SQL. While the publication is wrong or cannot be checked, the relay must
+//! not confirm the positions of keepalives, because it might confirm skipped rows. In each poll, the supervisor
+//! also renews the lease and reads the slot's metrics. After a delivery it records the confirmed position.
 //!
 //! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
 //! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.
@@ -40,7 +40,8 @@ use standby_slots::StandbySlots;
 pub(super) use supervision::Supervision;
 
 /// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
-/// while the publication is wrong must later be read from the table. A short pause keeps their number small.
+/// while the publication is wrong must later be read from the table. With a short pause, there are few such
+/// rows.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Identifies, in the throttled log, the warning that the publication does not cover all rows.
 const NOT_STREAMED: (&str, Code) = ("rows are not streamed", Code::PublicationDrift);
@@ -157,7 +158,7 @@ struct Watcher {
     lag: LagTrend,
     standby_slots: StandbySlots,
     /// The condition that was last written to the relay's row, and when. `Some((None, _))`: delivery worked.
-    /// `None`: this session has not written yet, and the row may say what the opening waited for.
+    /// `None`: this session has not written yet, and the row may still have the condition from the opening.
     said: Option<(Option<Condition>, Instant)>,
 }
 
@@ -325,9 +326,9 @@ impl Watcher {
         }
     }
 
-    /// Whether the condition that was last written is so close to `now` that `now` need not be written. For a
-    /// look, state and code must be the same. For a poll, everything except figures must be the same, and the
-    /// last write must be recent.
+    /// Whether the condition that was last written still describes `now`, so that no write is needed. At a
+    /// look, it is enough that state and code are the same. At a poll, everything except figures must be the
+    /// same, and the last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

@@ -58,7 +58,7 @@ pub(crate) fn environment_of(
     Ok(env)
 }
 
-/// Prefix of the variables with which the tests find PostgreSQL's programs, such as `POSTRIDER_PG_BIN_17`.
+/// Prefix of the variables that say where the tests find PostgreSQL's programs, such as `POSTRIDER_PG_BIN_17`.
 const TEST_VARIABLES: &str = "POSTRIDER_PG_BIN";
 
 /// Whether this variable with the prefix `POSTRIDER_` is not a setting.

@@ -250,9 +250,8 @@ fn database(layers: &Layers, env: &Environment) -> Result<Option<Servers>> {
     Ok(servers)
 }
 
-/// Returns the project, or an empty text if none is set. Refuses a malformed project here, because Pub/Sub
-/// answers a malformed project with the same error as a bad message, so the relay would quarantine good
-/// events.
+/// Returns the project, or an empty text if none is set. Refuses a malformed project here. Pub/Sub would answer
+/// with the same error as for a bad message, so the relay would quarantine good events.
 fn project(layers: &Layers) -> Result<String> {
     let text = layers.text("project");
     if text.is_empty() || crate::mapping::limits::is_project_id(text) {

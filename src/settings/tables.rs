@@ -39,7 +39,7 @@ pub(super) fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
     Ok(tables.collect())
 }
 
-/// Refuses a name of the dead-letter topic that Pub/Sub would refuse in every project.
+/// Refuses a name for the dead-letter topic that is invalid in every project.
 pub(super) fn refuse_wrong_dead_letter_topic(layers: &Layers) -> Result<()> {
     const SETTING: &str = "dead_letter_topic";
     match layers.text(SETTING) {

@@ -327,8 +327,8 @@ const CONNECTION_STRINGS: [&str; 7] = [
     "relay:hunter2@db/shop",
 ];
 
-/// Checks that `loaded` is an error, and that the error does not show the password. Settings that may contain any
-/// text need not be refused. `place` names the setting.
+/// Checks that `loaded` is an error that does not show the password. Only settings that may contain any text
+/// may load without an error. `place` names the setting.
 fn assert_hidden(loaded: Result<Settings>, place: &str) {
     let Err(error) = loaded else {
         let may_be_any_text = ["password_command", "http_token"];

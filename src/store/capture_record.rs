@@ -45,8 +45,9 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the
-/// floor might lack a record. To tell the new owner, the statement then raises `recorded_from` to the floor.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the floor
+/// might lack a record. In that case the statement raises `recorded_from` to the floor, so that the new owner
+/// knows that records may be missing.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -72,9 +73,9 @@ pub(crate) struct CaptureRecord {
     pub(crate) since: Option<Snapshot>,
     /// A transaction number: all rows of older transactions are resolved.
     pub(crate) floor: u64,
-    /// Rows up to this `seq` usually belong to transactions before `floor`. The number is only a hint where
-    /// to start reading, because a service may choose its own `seq`, or draw the number long before it
-    /// inserts the row.
+    /// Rows up to this `seq` usually belong to transactions before `floor`. The number is only a hint for the
+    /// start of a scan, because a service may choose its own `seq`, or draw the number long before it inserts
+    /// the row.
     pub(crate) floor_seq: Option<i64>,
     /// The sequence that filled the column `seq` when `floor_seq` was recorded. If another sequence has
     /// replaced it since, new rows may have lower numbers, and `floor_seq` is no longer valid.
@@ -109,9 +110,9 @@ pub(crate) struct CaptureRecord {
     /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
-    /// then says nothing about when they were inserted.
+    /// is then the transaction of the restore, not of the original insert.
     pub(crate) is_adopted: bool,
-    /// How far an unfinished recovery has resolved the table.
+    /// The rows of the table that an unfinished recovery has resolved.
     pub(crate) recovery_progress: Option<RecoveryProgress>,
 }
 
@@ -285,9 +286,9 @@ pub(crate) async fn take_over(
     Ok(())
 }
 
-/// An SQL expression for the OID of a record's table, for records that come from another cluster. A restored
-/// dump has other OIDs, so the expression looks up the table by the recorded name. If no table has this name,
-/// the result is the recorded OID, or 0 if that OID now belongs to the table of another record.
+/// An SQL expression for the OID of a record's table, for records that come from another cluster. Tables get
+/// other OIDs when a dump is restored, so the expression looks up the table by the recorded name. If no table
+/// has this name, the result is the recorded OID, or 0 if that OID now belongs to the table of another record.
 const OID_HERE: &str = "\
     coalesce(pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid, \
         CASE WHEN c.table_oid NOT IN ( \

@@ -106,8 +106,8 @@ pub(crate) enum AddedDay {
     NameTaken,
     /// Rows of that day are in the default partition.
     RowsInDefault,
-    /// The default partition is larger than 16 MB, or is not a plain table. Adding the day would make
-    /// PostgreSQL read all of this partition, and inserts would wait meanwhile.
+    /// The default partition is larger than 16 MB, or is not a plain table. To add the day, PostgreSQL would
+    /// have to read all of this partition, and inserts would wait meanwhile.
     LargeDefault,
 }
 
@@ -165,8 +165,8 @@ pub(crate) async fn lock(sql: &Sql, day: &DayPartition) -> Result<bool, PgError>
     locked
 }
 
-/// Whether a row in a locked day belongs to a record in quarantine, or to a record that will be published
-/// again. `is_record_of_row` is an SQL condition that record `w` belongs to row `e`.
+/// Whether a locked day has a row whose event is in quarantine or will be published again. `is_record_of_row`
+/// is an SQL condition that record `w` belongs to row `e`.
 ///
 /// # Errors
 /// Database errors.

@@ -23,7 +23,7 @@ const WRITE: &[&str] = &["SELECT", "INSERT", "UPDATE"];
 const DELETE: &[&str] = &["SELECT", "DELETE"];
 const EVERYTHING: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
 
-/// What our role wants to do.
+/// The action for which our role needs privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Look at events, records and the slot.
@@ -100,9 +100,9 @@ pub(crate) async fn missing_grants(
     Ok(grants)
 }
 
-/// Adds what the operator needs to grant a missing privilege. If a privilege is missing, connects to the
-/// first usable server and puts the exact GRANT into the hint. For every other error, only replaces the
-/// placeholders for our role and database in the hint, if there are any.
+/// Completes the hint of an error. If a privilege is missing, connects to the first usable server and puts the
+/// exact GRANT into the hint. For every other error, only replaces the placeholders for our role and database
+/// in the hint.
 pub(crate) async fn name_missing(
     error: Error,
     servers: &impl AsRef<[Target]>,
@@ -140,7 +140,7 @@ pub(crate) async fn name_missing_on(
     )
 }
 
-/// Whether the error says that a privilege is missing, but has no hint that says which one.
+/// Whether the error is about a missing privilege, and its hint does not contain the GRANT yet.
 fn lacks_a_grant(error: &Error) -> bool {
     error.code() == Code::PrivilegeMissing && !error.has_own_hint()
 }

@@ -26,8 +26,8 @@ use crate::settings::{Dispatch, Settings};
 use ascii_json::AsciiJson;
 pub(crate) use record_keeping::RecordKeeping;
 
-/// Nobody uses the values of the column `pruned_at` and of the subquery on `outbox.capture`. They make the
-/// statement fail on an older schema, so that a standby notices the older schema before it starts to wait.
+/// The column `pruned_at` and the subquery on `outbox.capture` make the statement fail on an older schema, so
+/// that a standby notices it before it starts to wait. Their values are not used.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
@@ -43,11 +43,11 @@ const SELECT: &str = "\
 /// the auditor compares all rows.
 ///
 /// If `$6` is false and another publication is recorded, the statement records `'wrong'` instead, before the
-/// session confirms anything. Otherwise rows could be missed. Suppose that this session ignores some rows, and
-/// stops before its first audit. A later session with the earlier settings would find its own publication
-/// still recorded, and would not look for these rows. The value `''` means that a check has found a fault in
-/// the publication. `'wrong'` replaces `''` too. An audit or a recovery later replaces `'wrong'`, but keeps a
-/// `''` that is recorded in the meantime.
+/// session confirms anything. Otherwise rows could be lost: this session might ignore some rows and stop before
+/// its first audit. A later session with the earlier settings would find its own publication still recorded,
+/// and would not look for these rows. The value `''` means that a check has found a fault in the publication.
+/// `'wrong'` replaces `''` too. An audit or a recovery later replaces `'wrong'`, but keeps a `''` that is
+/// recorded in the meantime.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -81,10 +81,10 @@ const WRITE_LEFT: &str = "\
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot. Because of the second
-/// case, a relay that cannot open its first session can still say why. The reader is our own session if its
-/// `application_name` ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is
-/// compared.) A relay with nothing to report passes NULL. If the row already has NULL, nothing is written.
+/// Writes the condition if the row is still ours, or if no other relay reads the slot. The second case lets a
+/// relay report why it cannot open its first session. The reader is our own session if its `application_name`
+/// ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is compared.) A relay
+/// with nothing to report passes NULL. If the row already has NULL, nothing is written.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \
@@ -248,7 +248,8 @@ pub(crate) enum Audit {
     Everything,
 }
 
-/// What a session, an audit or a recovery writes to the row about record keeping and the publication.
+/// The values about record keeping and the publication that a session, an audit or a recovery writes to the
+/// row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayMode<'a> {
     pub(crate) records: RecordKeeping,

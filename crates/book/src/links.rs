@@ -1,7 +1,7 @@
-//! Checks every link of the built website: the file must exist, and the page must have the anchor.
+//! Checks every link of the built website: the linked file must exist and contain the anchor.
 //!
-//! The check reads the HTML that readers get, so it also finds links that mdBook broke. Not here:
-//! links to other websites.
+//! The check reads the HTML that readers get, so it also finds links that mdBook broke. Links to other websites
+//! are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -66,7 +66,7 @@ pub const TRACE_ALIASES: [(&str, &str); 2] = [
     (TRACESTATE, "googclient_tracestate"),
 ];
 
-/// The name of the replay that sent the message. Only messages that an operator replayed have this attribute.
+/// The name of the replay that published the message again. Only replayed messages have this attribute.
 pub const REPLAY: &str = "replay";
 
 #[cfg(test)]

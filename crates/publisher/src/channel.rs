@@ -17,7 +17,7 @@ use super::gathering::Gathering;
 /// The protocol that we request in the TLS handshake, because Pub/Sub also speaks HTTP/1.1.
 pub(super) const HTTP_2: &[u8] = b"h2";
 
-/// Where a channel connects to, and how it connects.
+/// The destination of a channel, and the way to connect to it.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) url: Uri,

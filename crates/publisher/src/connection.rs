@@ -113,8 +113,8 @@ impl PublishConnection {
         let pings = connection.ping_pong();
         let seen = traffic.clone();
         tokio::spawn(async move {
-            // Poll the connection first, because if this process stalled, the answer to a ping may already be
-            // waiting to be read. If the ping fails, dropping the connection makes its requests fail.
+            // Poll the connection first: if this process stalled, the answer to a ping may already be waiting
+            // to be read. If the ping fails, the connection is dropped, so its requests fail.
             tokio::select! {
                 biased;
                 ended = connection => match ended {
@@ -247,8 +247,8 @@ async fn until_silent(
     }
 }
 
-/// Whether the server answers a ping in time. The timeout is split into two halves. A stall of this process
-/// can use up only one of them, so an answer that is already waiting to be read still counts.
+/// Whether the server answers a ping in time. The timeout is split into two halves. If this process stalls, it
+/// loses only one of the halves, so an answer that is already waiting to be read still counts.
 async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     let mut answer = pin!(pings.ping(Ping::opaque()));
     for _ in 0..2 {

@@ -70,8 +70,8 @@ impl Credentials {
     }
 }
 
-/// Says why there is no access token. Google's library wraps the cause into sentences that only say whether the
-/// library will try again. This text leaves them out, and shows the cause.
+/// Says why there is no access token. Google's library wraps the cause into sentences about its own retries.
+/// This text shows only the cause.
 fn no_token(error: &CredentialsError) -> String {
     let mut text = "no access token".to_owned();
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -101,7 +101,8 @@ fn without_prediction(error: &CredentialsError) -> String {
     end.unwrap_or(&text).trim_end_matches('.').to_owned()
 }
 
-/// Converts an error of the library's builder. Its text and the text of its cause are one sentence without a break.
+/// Converts an error of the library's builder. Joins the error's text and the text of its cause, because
+/// together they are one sentence.
 fn not_built(error: BuildError) -> SetupError {
     let found_a_file = error.is_parsing() || error.is_unknown_type() || error.is_not_supported();
     if !found_a_file {
@@ -120,7 +121,7 @@ fn not_built(error: BuildError) -> SetupError {
     SetupError::CredentialsInvalid { source: why.into() }
 }
 
-/// Where Application Default Credentials come from. The first source that applies counts.
+/// The source of the Application Default Credentials. The first source that applies counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialsSource {
     /// The file that [`CREDENTIALS_VARIABLE`] names.

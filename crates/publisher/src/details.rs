@@ -2,12 +2,11 @@
 //! `google.rpc.Status` that change how we react, and the name of the reason, which we show to
 //! operators.
 //!
-//! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which
-//! reserves the error domain `googleapis.com` for Google's service infrastructure. An error in this
-//! domain is about the infrastructure (API disabled, billing, keys, locations, consumers), so the
-//! messages are never at fault. Pub/Sub itself uses the domain `pubsub.googleapis.com`. If a
-//! message does not fit its topic's schema, for example, the reason is something like
-//! INVALID_JSON_AVRO_MESSAGE.
+//! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which reserves the
+//! error domain `googleapis.com` for Google's service infrastructure. An error in this domain is about the
+//! infrastructure (API disabled, billing, keys, locations, consumers), so the messages are never at fault.
+//! Pub/Sub itself uses the domain `pubsub.googleapis.com`. For a message that does not fit its topic's schema,
+//! for example, the reason is similar to INVALID_JSON_AVRO_MESSAGE.
 
 use base64::Engine;
 use base64::alphabet;

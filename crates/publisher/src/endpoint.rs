@@ -13,7 +13,7 @@ use tonic::codegen::http::uri::Scheme;
 use super::SetupError;
 use super::channel::{Channel, HTTP_2, Peer, Tls};
 
-/// Where Pub/Sub is.
+/// The location of Pub/Sub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// An emulator at `host:port`, reached without TLS and without credentials.

@@ -160,7 +160,7 @@ impl Failure {
     }
 }
 
-/// Whether the connection broke, and not only the stream of this request.
+/// Whether the whole connection broke, rather than only the stream of this request.
 fn connection_broke(status: &Status) -> bool {
     let source = std::error::Error::source(status);
     source
@@ -193,8 +193,8 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Maps a gRPC code to a class. Sources: Google's retry settings for `Publish` (the first two arms), and the
-/// codes in the API's error reference. Error details can show that the messages are not at fault, but can
-/// never show that they are.
+/// codes in the API's error reference. Error details can only show that the messages are not at fault. They
+/// never show that the messages are at fault.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable

@@ -116,8 +116,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathering<T> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let sent = self.poll_send(cx);
-        // If the connection cannot accept all data now, it wakes the task as soon as it can. So no flush
-        // needs to schedule the task again.
+        // If the connection cannot accept all data now, it wakes the task once it can accept more. So no flush
+        // needs to schedule the task.
         self.is_due = sent.is_pending();
         match (Pin::new(&mut self.io).poll_read(cx, into), sent) {
             // Answers that arrived before the connection broke can still be read.

@@ -6,7 +6,7 @@
 use printable::printable;
 use thiserror::Error;
 
-/// What kind of failure occurred.
+/// The kind of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The URL, a connection parameter or an environment variable of libpq is wrong.

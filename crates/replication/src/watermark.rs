@@ -21,9 +21,8 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// Number of entries for which an empty [`Watermark`] keeps memory, because freeing so little memory is not
-/// worth the work. Also bounds the queue, which has at most `2 * KEPT` more resolved entries than unresolved
-/// entries.
+/// An empty [`Watermark`] keeps memory for this number of entries, because it is too little to be worth
+/// freeing. Also bounds the queue, which has at most `2 * KEPT` more resolved entries than unresolved entries.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,

@@ -9,8 +9,8 @@ pub(crate) fn check_input(payload: &[u8]) {
     match decoder::decode(payload) {
         Ok(message) => {
             let owned = OwnedMessage::from(message);
-            // The schema `pg_catalog` has two forms on the wire: its name and the empty string. The
-            // encoder writes only the empty string, so the bytes can differ.
+            // On the wire, the schema `pg_catalog` is its name or the empty string. The encoder writes only the
+            // empty string, so the bytes can differ.
             let names_pg_catalog = match &owned {
                 OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
                 OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",

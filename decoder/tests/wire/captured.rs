@@ -6,8 +6,8 @@ use crate::encoder::OwnedMessage;
 use crate::fixture::{Captured, every_scenario, scenarios};
 use crate::rendering::Renderer;
 
-/// The snapshots contain the rendered messages of this major version. The messages of all other versions are
-/// compared with the same snapshots.
+/// The snapshots contain the rendered messages of this major version. The tests compare the messages of all
+/// other versions with the same snapshots.
 const REFERENCE_MAJOR: u32 = 15;
 
 fn render(messages: &[Captured]) -> String {

@@ -141,8 +141,8 @@ fn change_in_our_terms(message: Theirs) -> Option<OwnedMessage> {
     })
 }
 
-/// Returns the name of a schema as our decoder does: `pg_catalog` instead of the empty string that stands for
-/// it on the wire. `pg_walstream` returns the empty string.
+/// Converts a schema name to the form of our decoder. On the wire, the empty string stands for `pg_catalog`.
+/// Our decoder returns `pg_catalog`, and `pg_walstream` returns the empty string.
 fn schema(namespace: &str) -> String {
     match namespace {
         "" => "pg_catalog".to_owned(),

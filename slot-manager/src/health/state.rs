@@ -69,7 +69,7 @@ pub enum Health {
     },
 }
 
-/// How far a slot is behind, and how bad that is.
+/// The lag of a slot, and its severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lag {
     /// Bytes of unconfirmed WAL.
@@ -80,7 +80,7 @@ pub struct Lag {
     pub severity: Severity,
 }
 
-/// How much more WAL can be written before the slot is lost.
+/// The amount of WAL that can be written before the slot is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headroom {
     /// Bytes of WAL that can still be written; negative if the limit is exceeded already, `None` if
@@ -180,7 +180,7 @@ impl Health {
     /// What an operator should do; `None` if nothing has to be done.
     #[must_use]
     pub fn remedy(&self) -> Option<String> {
-        // A started relay recovers by itself, unless `slot_on_loss` is `stop`.
+        // Once started, the relay recovers by itself, unless `slot_on_loss` is `stop`.
         const RECOVERS: &str = "start the relay: it creates a new slot and publishes unrecorded \
                                 events from the outbox table (`postrider recover --dry-run` lists \
                                 them)";

@@ -49,8 +49,8 @@ pub(super) struct Facts {
     pub(super) rights: Vec<TableRights>,
 }
 
-/// Connection limits, and how many connections count towards each limit. The connection that reads these
-/// facts is not counted. A negative limit means no limit.
+/// Connection limits, and the number of connections that count towards each limit, without the connection that
+/// reads these facts. A negative limit means no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionLimits {
     /// Whether the role is a superuser. If it is, only the server's limit applies.

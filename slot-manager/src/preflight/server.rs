@@ -92,8 +92,8 @@ fn replication_right(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks whether the relay can see which of its status messages the server has processed last. Without the
-/// privileges of `pg_read_all_stats` the relay cannot see this, and might then notice a lost slot late.
+/// Checks whether the relay has the privileges of `pg_read_all_stats`. Without them it cannot see which of its
+/// status messages the server processed last, and might notice a lost slot late.
 fn statistics_right(facts: &Facts) -> Finding {
     let role = &facts.role;
     if facts.may_read_stats {
@@ -284,9 +284,9 @@ fn idle_slot_timeout(facts: &Facts) -> Option<Finding> {
 }
 
 /// Checks `synchronized_standby_slots`, which names slots of standby servers (PostgreSQL 17 and newer). A
-/// failover slot streams a change only after these standby servers have received it. Other slots do not
-/// wait. After a promotion the setting often remains on the new primary, where nobody reads the named
-/// slots. Then the stream stalls, and only the server's own log says why.
+/// failover slot streams a change only after these standby servers have received it. Other slots do not wait.
+/// After a promotion the setting often remains on the new primary, where nobody reads the named slots. The
+/// stream then stalls, and only the server's own log says why.
 fn synchronized_standby_slots(facts: &Facts, slot: &SlotName) -> Option<Finding> {
     let setting = "synchronized_standby_slots";
     let names: Vec<&str> = facts

@@ -1,4 +1,4 @@
-//! Compares the columns that a publication must send with the columns that the publication sends.
+//! Compares the columns that a publication sends with the columns that it must send.
 
 use super::{Problem, PublicationState, PublishedTable, TableState};
 use crate::QualifiedName;
@@ -9,8 +9,8 @@ const INSERTED_XID: &str = "inserted_xid";
 
 impl TableState {
     /// Returns a problem if the publication does not send all needed columns of the table. An optional column
-    /// that is generated is not needed. PostgreSQL sends it never or only on request, so the relay treats it
-    /// as absent.
+    /// is not needed if it is generated: PostgreSQL sends generated columns only on request or not at all, so
+    /// the relay treats them as absent.
     pub(super) fn columns_left_out(
         &self,
         publication: &str,
@@ -41,8 +41,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// Returns the problem that the table would have if `inserted_xid` was added to it: the column list of
-    /// the publication leaves this column out. `None` if there would be no problem, or if the table already
+    /// Returns the problem that would arise from adding `inserted_xid` to the table: the column list of the
+    /// publication would leave this column out. `None` if there would be no problem, or if the table already
     /// has the column.
     #[must_use]
     pub fn would_leave_out_inserted_xid(&self, table: &QualifiedName) -> Option<Problem> {

@@ -31,7 +31,7 @@ where pid = $1 and backend_start::text is not distinct from $2
       ('idle', 'idle in transaction', 'idle in transaction (aborted)')";
 
 /// Parameters: application name (text), quoted table name (text). PostgreSQL hides the states of other roles'
-/// sessions from our role, but shows their locks. So the statement judges those sessions by their locks.
+/// sessions from our role, but shows their locks. So for those sessions the statement uses the locks.
 pub(crate) const BUSY_SESSIONS: &str = "
 select count(*) as sessions from pg_catalog.pg_stat_activity a
 where a.application_name = left($1, 63) and a.datname = pg_catalog.current_database()

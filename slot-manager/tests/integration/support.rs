@@ -67,7 +67,7 @@ pub(crate) async fn major(client: &Client) -> u32 {
         .major_version()
 }
 
-/// Prints why a claim was not tested.
+/// Prints the reason why a claim was not tested.
 pub(crate) fn skipped(claim: &str, reason: &str) {
     eprintln!("SKIPPED {claim}: {reason}");
 }

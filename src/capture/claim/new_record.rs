@@ -41,10 +41,10 @@ pub(super) fn new_record(
     }
 }
 
-/// Returns an identity for a new table. It differs from the identity of every other table, because event ids
-/// are computed from it. In the text from which an event id is computed, `:` or `@` follows the identity. So
-/// the identity itself contains neither. Otherwise the row `b:7` of a table `a` and the row `7` of a table
-/// `a:b` would get the same event id.
+/// Returns an identity for a new table. Event ids are computed from the identity, so it differs from the
+/// identity of every other table. In the text from which an event id is computed, `:` or `@` follows the
+/// identity, so the identity itself contains neither character. Otherwise the row `b:7` of a table `a` and the
+/// row `7` of a table `a:b` would get the same event id.
 pub(super) fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
     let name = format!("{}.{}", table.schema, table.name);
     let name = name.replace(':', "%3A").replace('@', "%40");

@@ -67,7 +67,7 @@ pub(crate) async fn refuse_attached(
     Ok(())
 }
 
-/// The error for a table of another slot. `root` is our table, if the other table is a partition of it.
+/// The error for a table that another slot captures. If that table is a partition of ours, `root` is our table.
 fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>) -> Error {
     let what = captured_through(other, slot);
     let Some(root) = root else {
@@ -85,10 +85,10 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
     ))
 }
 
-/// Refuses a table that does not belong to our slot yet, if it is a partition of a table of another slot, or
-/// contains such a table as a partition. Our table would get a new record. Shared rows that the other relay
-/// has not delivered would then count as older than the start of capturing, and would never be published.
-/// Also refuses a table that would have to take over more than one record.
+/// Refuses a table that does not belong to our slot yet, if another slot captures its parent or one of its
+/// partitions. Our table would get a new record. Shared rows that the other relay has not delivered would then
+/// count as older than the start of capturing, and would never be published. Also refuses a table that would
+/// have to take over more than one record.
 ///
 /// This function does not handle two tables that already belonged to their slots before one was attached to
 /// the other. In this case, [`refuse_others`] refuses the relay of the partitioned table. The relay of the

@@ -3,9 +3,9 @@
 //!
 //! The decision matters only if ids are numbered and the table has no column `inserted_xid`. Rows of a copy
 //! keep their event ids. A table that was created again may number its rows from 1 again, so its rows need
-//! other event ids. With the event ids of earlier rows, the relay would take the new rows for published rows.
-//! A restored backup has the same problem: the backup lacks the latest rows, so new rows get the ids of the
-//! lost rows.
+//! other event ids. If the new rows had the event ids of earlier rows, the relay would treat them as already
+//! published. A restored backup has the same problem: the backup lacks the latest rows, so new rows get the ids
+//! of the lost rows.
 //!
 //! So this module takes the newest dispatch rows, and looks for the table rows to which they belong. In a
 //! copy, each of these table rows exists, with the same key and topic, and with a time that is not later than
@@ -62,8 +62,8 @@ impl fmt::Display for RowOrigin {
     }
 }
 
-/// Returns the record with the table's present name and OID, and with the event id suffixes that these
-/// require. Also returns the origin of the table's rows, if the event ids of the rows depend on the origin.
+/// Returns the record with the table's present name and OID, and with the event id suffixes that these require.
+/// If the event ids depend on the origin of the table's rows, also returns this origin.
 ///
 /// # Errors
 /// Database errors; the errors of [`TableReader::resolve`].
@@ -146,7 +146,7 @@ async fn origin(
     );
     let answer = match sql.simple_query(&statement).await {
         Ok(answer) => answer,
-        // These errors do not show whether the table is a copy, so the relay tries again.
+        // An error of this kind does not show whether the table is a copy, so the relay tries again.
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let hint = format!("GRANT SELECT ON {} TO <relay user>", settings.table);
             return Err(Error::from(error).hint(hint));
@@ -167,7 +167,7 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records with event ids that rows of a copy would have. The other records belong to rows with
+/// Keeps only the records whose event ids are those of rows in a copy. The other records belong to rows with
 /// `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,

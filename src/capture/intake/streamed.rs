@@ -1,5 +1,5 @@
-//! What the intake must know about a captured table to map its rows. The WAL may also contain rows of
-//! earlier tables with the same name.
+//! The properties of a captured table that the intake needs to map its rows. Some of them concern earlier
+//! tables of the same name, because the WAL may also contain rows of those tables.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation};
 use outbox_event::TableIdentity;
@@ -27,8 +27,8 @@ pub(crate) struct Streamed {
 }
 
 impl Streamed {
-    /// The identity from which event ids of the table with this OID are computed. The table may be an
-    /// earlier table of the same name.
+    /// The identity for the event ids of the table with this OID, which may be an earlier table of the same
+    /// name.
     pub(super) fn identity_of(&self, relation: Oid) -> TableIdentity {
         match &self.id_suffixes {
             Some(suffixes) if relation != self.oid => {
@@ -38,10 +38,9 @@ impl Streamed {
         }
     }
 
-    /// Whether an optional column might have been renamed since the rows of this description were inserted.
-    /// An optional column is one that the settings use if the table has it. A rename is possible if the
-    /// description lacks an optional column, but has a column that the table did not have when the session
-    /// began.
+    /// Whether somebody may have renamed an optional column since the rows of this description were inserted.
+    /// (The settings use an optional column if the table has it.) A rename is possible if the description lacks
+    /// an optional column, but has a column that the table did not have when the session began.
     pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
         let optional = self.settings.optional_columns();
         relation.oid == self.oid

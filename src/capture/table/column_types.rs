@@ -37,8 +37,7 @@ pub(crate) async fn look_up(
         .collect();
     let table = QualifiedName::new(&*relation.namespace, &*relation.name);
     let types = column_types::look_up(sql, &table, &columns).await?;
-    // Each type is looked up only once, even if the catalogue does not know it. Such a type counts as
-    // text.
+    // Each type is looked up only once, even if the catalogue does not know it. An unknown type counts as text.
     for &(base, _) in &columns {
         let unnamed = ColumnType {
             base,

@@ -1,6 +1,6 @@
-//! Writes SQL for the event id of a row, and for statements that read rows of a captured table without
-//! mapping them to messages. Such a statement selects the row whose id an operator has typed, returns the
-//! name and the time of a row's event, or reads rows to compare them with their records.
+//! Writes SQL for the event id of a row, and for statements that read rows of a captured table without mapping
+//! them to messages. These statements select the row whose id an operator has typed, return the name and the
+//! time of a row's event, or read rows to compare them with their records.
 
 use slot_manager::quoted_literal;
 use tokio_postgres::SimpleQueryRow;

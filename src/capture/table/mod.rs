@@ -1,11 +1,10 @@
 //! Reads captured tables over SQL, for rows that the stream does not contain (rows from before the slot,
 //! or from a gap in the publication) and for rows of quarantined events.
 //!
-//! A row from the table is described and mapped like a row from the stream, so both give the same
-//! message. This module writes `select ... from table e`. The caller appends the conditions, order and
-//! limit, and supplies the event's position. The stream sends each value as text, as the value's type
-//! prints it. A simple query returns the same texts, so the caller must run the statement as a simple
-//! query.
+//! A row from the table is described and mapped like a row from the stream, so both give the same message. This
+//! module writes `select ... from table e`. The caller appends the conditions, order and limit, and supplies
+//! the event's position. The caller must run the statement as a simple query, because only a simple query
+//! returns each value as the same text that the stream sends.
 //!
 //! Not here: which rows are read, and when.
 

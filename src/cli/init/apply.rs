@@ -28,8 +28,8 @@ const LOCK: i64 = 0x706f_7374_7269_6465;
 /// statement timeout, so that the error can name the session that holds the lock.
 const LOCK_TIMEOUT_S: u32 = 20;
 
-/// Version of the first migration that names the captured tables. `init` checks that the user's own tables exist
-/// before it applies this migration.
+/// Version of the first migration whose statements contain the names of the captured tables. `init` checks that
+/// the user's own tables exist before it applies this migration.
 const FIRST_WITH_TABLES: i32 = 3;
 
 /// Applies the migrations that are not applied yet.

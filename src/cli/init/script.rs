@@ -54,8 +54,8 @@ const UNCAPTURED: &str = include_str!("../../../migrations/0023_uncaptured.sql")
 const DEFAULT_PUBLICATION: &str = "postrider";
 const DEFAULT_TABLE: &str = "outbox.events";
 
-/// The first statement of every migration. It makes every name without a schema refer to PostgreSQL's own function,
-/// operator, type or table.
+/// The first statement of every migration. After it, every name without a schema refers to PostgreSQL's own
+/// function, operator, type or table.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
 /// Creates the table of applied migrations. `init --apply` runs these statements before each migration; the

@@ -52,7 +52,8 @@ impl<S: Subscriber> Layer<S> for BurstLimit {
 }
 
 impl DroppedLines {
-    /// Logs how many lines were dropped, at their level. The filter lets this line pass if it let them pass.
+    /// Logs how many lines were dropped. This line has the level of the dropped lines, so the log filter shows
+    /// it if it would have shown them.
     fn tell(self) {
         let Self {
             level,

@@ -25,7 +25,7 @@ pub(super) struct QuarantineArgs {
 }
 
 impl QuarantineArgs {
-    /// Returns what the command needs privileges for.
+    /// Returns the purpose for which the command needs privileges.
     pub(super) fn purpose(&self) -> Purpose {
         match self.action {
             QuarantineAction::List(_) | QuarantineAction::Show(_) => Purpose::Read,

@@ -129,8 +129,8 @@ fn lines(snapshot: &SlotSnapshot) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Returns the line about a recovery that is due or running. If topics are failing, the line adds that the
-/// recovery waits for them, and that rows which the stream has missed wait until the recovery ends.
+/// Returns the line about a recovery that is due or running. If topics are failing, the line also says that the
+/// recovery waits for them, and that rows which the stream has missed are published only after the recovery.
 pub(in crate::cli) fn recovery(snapshot: &SlotSnapshot) -> Option<(&'static str, String)> {
     let relay = snapshot.relay.as_ref()?;
     let why = relay.recovering.as_deref()?;

@@ -47,7 +47,7 @@ impl Failing {
         if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return;
         }
-        // As in all log lines, `since_last` is the number of failures without a line.
+        // As in all log lines, `since_last` is the number of failures that were not logged.
         let (is_first, since_last) = (told == 0, (self.failures - told).saturating_sub(1));
         self.told = (self.failures, Some(now));
         self.owes_line = !lines.take(now);

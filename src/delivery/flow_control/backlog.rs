@@ -7,10 +7,10 @@
 //! (`flow_control`), or when a pause shows that the stream has caught up.
 //!
 //! The length of the pause depends on the situation. After a keepalive a short pause is enough, because the
-//! server sends a keepalive before it waits for more WAL. But the server also sends keepalives within a
-//! backlog (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not
-//! prove that the stream has caught up. While reading is stopped, nothing can arrive, so only a much longer
-//! pause shows that the stream has caught up.
+//! server sends a keepalive before it waits for more WAL. But the server also sends keepalives within a backlog
+//! (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that
+//! the stream has caught up. While the session does not read, nothing can arrive, so only a much longer pause
+//! shows that the stream has caught up.
 //!
 //! The age of a transaction is the difference of two times of the server's clock, so the clock of the relay
 //! does not matter.
@@ -34,9 +34,9 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// enough, because a server that only lacks CPU time sends no keepalive.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// Maximum time that lanes linger when nothing arrives, because reading is stopped or because a task reads a
-/// table. Usually the wait ends sooner: answers and recorded outcomes free memory, so that reading resumes, or
-/// the task sends its next rows.
+/// How long lanes linger when nothing arrives because reading is stopped, or because a task reads a table.
+/// Usually rows arrive sooner: answers and recorded outcomes free memory, so that reading resumes, or the task
+/// sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

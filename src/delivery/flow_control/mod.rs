@@ -24,7 +24,8 @@
 //!   backlog, whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit.
 //!   The limit keeps the queue short, because the relay has caught up only when it has sent the queued events
 //!   too. The exception does not apply while lanes wait for a retry or for a throttled topic.
-//! - Messages use [`UNSHARED_HIGH`], and hardly any two share a lane: lingering would not fill requests.
+//! - Messages use [`UNSHARED_HIGH`] of the budget, and nearly every lane has only one: lingering would not fill
+//!   requests.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
 
@@ -53,14 +54,14 @@ const UNRECORDED_LOW: Share = Share(1, 8);
 const BACKLOG_HIGH: Share = Share(1, 4);
 
 /// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It
-/// applies if it is larger than [`BACKLOG_HIGH`] of the budget. The longer the backlog, the less it matters
-/// how long the relay needs for the events that are queued at the end of the backlog.
+/// applies if it is larger than [`BACKLOG_HIGH`] of the budget. Events that are still queued at the end of a
+/// backlog delay the catch-up. The longer the backlog, the less this delay matters.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
 const BACKLOG_LOW: Share = Share(5, 8);
 
-/// Share of the budget at which lanes stop lingering if hardly any two messages share a lane.
+/// Share of the budget at which lanes stop lingering if nearly every lane has only one message.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
 /// While reading is stopped, the relay takes no more released events from quarantine if the released events
@@ -145,7 +146,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Gives the memory of `messages` messages back to the budget: `bytes` bytes in all.
+    /// Returns the memory of `messages` messages, `bytes` bytes in all, to the budget.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         let memory = &mut self.memory;
         memory.messages = memory.messages.saturating_sub(messages);
@@ -153,13 +154,13 @@ impl FlowControl {
         self.update();
     }
 
-    /// Gives the memory of the records of `events` events back to the budget.
+    /// Returns the memory of `events` records to the budget.
     pub(super) fn give_back_records(&mut self, events: usize) {
         self.memory.records = self.memory.records.saturating_sub(events);
         self.update();
     }
 
-    /// Gives bytes that [`take_texts`](Self::take_texts) has counted back to the budget.
+    /// Returns bytes to the budget that [`take_texts`](Self::take_texts) has counted.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.memory.text_bytes = self.memory.text_bytes.saturating_sub(bytes);
         self.update();
@@ -185,7 +186,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Sets the number of bytes of the moved rows that wait for the outcome of their original insert.
+    /// Some moved rows wait for the outcome of their original insert. Sets how many bytes these rows have.
     pub(super) fn weigh_waiting(&mut self, bytes: usize) {
         self.memory.waiting = bytes;
         self.update();

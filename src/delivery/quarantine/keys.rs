@@ -19,7 +19,8 @@ pub(super) struct BlockedState {
     pub(super) since: EventPosition,
     /// The reason that is recorded for the events that wait because the key is blocked.
     pub(super) waits: Arc<str>,
-    /// Number of the key's last record, counted over all records that were given to the writer.
+    /// The number of the key's last record. All records of the session are numbered in the order in which the
+    /// writer got them.
     pub(super) last_record: u64,
     /// Number of bad events whose dead letter is in flight. These events are not recorded yet.
     pub(super) letters: u32,
@@ -74,8 +75,8 @@ impl BlockedKeys {
         self.policy == OnBadEvent::QuarantineKey && group.is_ordered()
     }
 
-    /// Blocks a key from the position `since` on. `first` is the id of the event at that position, in the
-    /// form that operators see. The rows of all later events of the key name this id in their reason.
+    /// Blocks a key from the position `since` on. `first` is the id of the event at that position, in the form
+    /// that operators see. The reason in the rows of all later events of the key contains this id.
     pub(crate) fn block(&mut self, group: Group, since: EventPosition, first: &str) {
         self.by_group
             .insert(group, BlockedState::new(since, waits_for(first)));

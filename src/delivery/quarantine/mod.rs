@@ -17,14 +17,14 @@
 //!    held events go into the lane, behind all released events, and the key is no longer blocked.
 //! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
 //!
-//! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back
-//! into quarantine. Under the other policies, such an event affects only itself.
+//! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back into
+//! quarantine. Under the other policies, an event that fails again affects only itself.
 //!
-//! A *replay* releases events that were published before, of a key that has no event in quarantine. The
-//! key is blocked during the release, under every policy, so that no new event comes between the replayed
-//! events. Such a release begins with step 3: new events are held in memory, and recorded only when
-//! memory has no room for them. All other releases of groups that are not blocked (unordered events,
-//! other policies) have only step 2.
+//! A *replay* releases events that were published before, of a key that has no event in quarantine. The key is
+//! blocked during the release, under every policy, so that no new event comes between the replayed events. The
+//! release of a replay begins with step 3: new events are held in memory, and recorded only when memory has no
+//! room for them. All other releases of groups that are not blocked (unordered events, other policies) have
+//! only step 2.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, and `in_lanes` knows the released
 //! events that are in lanes. `release` is the state machine of one release. `turns` holds all releases, and
@@ -101,8 +101,8 @@ pub(crate) struct Quarantine {
     handed: u64,
     /// Number of these records that are durable.
     durable: u64,
-    /// Number of bad events that were set aside without blocking a key. Each count of the rows corrects this number,
-    /// because some of the events may have left the quarantine since.
+    /// Number of bad events that were set aside without blocking a key. Some of them may have left the
+    /// quarantine since, so each count of the rows corrects this number.
     unblocking: usize,
     /// Value of `unblocking` when the current count of the rows began. `None` if no count is under way,
     /// or if some records were not durable when the count began.

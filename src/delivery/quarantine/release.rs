@@ -6,7 +6,7 @@ use crate::event::{Event, EventPosition, Group};
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Waits until records up to this number are durable, and then until the rows of the group are marked
+    /// Waits until all records up to this number are durable. Then waits until the rows of the group are marked
     /// as released.
     Begun(u64),
     Paging,
@@ -41,8 +41,8 @@ pub(super) struct Release {
     pub(super) asks_from: u64,
     /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
-    /// Number of the last record with an event of the release, counted over all records that were given to
-    /// the writer.
+    /// The number of the last record with an event of the release. All records of the session are numbered in
+    /// the order in which the writer got them.
     pub(super) last_record: u64,
 }
 

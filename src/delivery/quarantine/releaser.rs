@@ -274,8 +274,8 @@ impl Worker {
 }
 
 /// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the
-/// others. The error `slot-busy` concerns only this event if the readers are new. An older reader also
-/// returns this error if the table was altered after the reader was made.
+/// others. The error `slot-busy` concerns only this event if the readers are new. With an older reader, it can
+/// also mean that the table was altered after the reader was made.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
@@ -288,9 +288,9 @@ impl ReleaserSession {
     async fn open(target: &Target) -> Result<Self> {
         let sql = connect_patiently(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
         // Make the planner use the index even if its statistics are wrong, because only few rows of a large
-        // table are in quarantine. With `enable_seqscan = off`, a table without an index on the id gets such
-        // a high cost estimate that PostgreSQL would compile every statement just in time, which takes half a
-        // second. So disable this compilation too.
+        // table are in quarantine. With `enable_seqscan = off`, statements on a table without an index on the
+        // id get a very high cost estimate. PostgreSQL would therefore compile each of them just in time, which
+        // takes half a second. So disable this compilation too.
         sql.batch_execute("SET enable_seqscan = off; SET jit = off")
             .await?;
         Ok(Self {

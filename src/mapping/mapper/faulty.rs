@@ -1,5 +1,4 @@
-//! Collects what is known about a row that cannot become a message, for its error and for the
-//! quarantine.
+//! Collects the known facts about a row that cannot become a message, for its error and for the quarantine.
 
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
 
-/// How many of the partitions of today and the next seven days may be missing. If more are missing, several
-/// runs in a row have failed to add them.
+/// Maximum number of missing partitions, of today and the next seven days, without a finding. If more are
+/// missing, several runs in a row have failed to add them.
 const MISSING_MAX: usize = 3;
 
 /// Checks the daily partitions. Returns `None` if `outbox.events` is not captured or has no daily partitions,

@@ -32,7 +32,7 @@ pub(crate) struct Forecast {
     pub(crate) needs_other_port: bool,
 }
 
-/// What one finding means for the relay.
+/// The consequence of one finding for the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
     None,

@@ -164,8 +164,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         .iter()
         .any(|found| found.code == Code::TableCaptured.name())
     {
-        // The relay would stop at `table-captured` before it creates the slot. So remove the finding which says that
-        // `postrider run` would create the slot.
+        // The relay would stop with `table-captured` before it creates the slot. So remove the finding that
+        // promises that `postrider run` creates the slot.
         let promises = |found: &Finding| {
             found.code == Code::SlotMissing.name() && found.severity == Severity::Info
         };
@@ -262,10 +262,10 @@ fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Fi
     })
 }
 
-/// If the role lacks rights, makes sure that one finding names the GRANT statements. A check that fails
-/// because of a missing right cannot name this right itself. So this function adds the statements to the
-/// finding of such a check, and removes further findings of this kind. If no check has failed, the new
-/// finding is only a warning, because the relay can deliver events without the right.
+/// If the role lacks rights, makes sure that one finding names the GRANT statements. A check that fails because
+/// of a missing right cannot name this right itself. So this function adds the statements to the finding of the
+/// first failed check, and removes the findings of the others. If no check has failed, the new finding is only
+/// a warning, because the relay can deliver events without the right.
 async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>) -> Result<()> {
     let code = Code::PrivilegeMissing;
     let is_vague =
@@ -325,8 +325,8 @@ fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
 }
 
 /// Checks that the server accepts a replication session. Skips the check if a relay reads from the slot,
-/// because that relay already has such a session and may use the last free walsender. Also skips the check if
-/// an earlier finding already says why the check would fail.
+/// because that relay already has a replication session and may use the last free walsender. Also skips the
+/// check if an earlier finding already says why the check would fail.
 async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
     let reasons = [
         Code::SlotHeld,

@@ -226,8 +226,8 @@ fn missing(settings: &Settings, topic: &str) -> Finding {
 
 async fn subscriptions(client: &TopicAdmin, topic: &str) -> Result<Finding> {
     let has_subscription = match in_time(topic, client.has_subscription(topic)).await {
-        // Some roles may look up topics but not their subscriptions. Without an answer, report no
-        // problem.
+        // Some roles may look up topics but not their subscriptions, so do not report a missing subscription
+        // here.
         Err(error) if error.code() == Code::PubsubPermission => true,
         found => found?,
     };

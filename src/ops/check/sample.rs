@@ -4,8 +4,7 @@
 //!
 //! - the newest rows, which are the rows with the highest ids, or any rows if PostgreSQL cannot sort the ids;
 //! - the first of the rows that wait for delivery, because an old row may block the relay;
-//! - the topics of the waiting rows, up to a limit, because a later row may be the one whose topic is
-//!   missing.
+//! - the topics of the waiting rows, up to a limit, because the topic of a later row may be missing.
 
 use std::collections::HashMap;
 

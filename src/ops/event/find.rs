@@ -22,7 +22,7 @@ use crate::store::relay_row::{self, RecordKeeping};
 /// of outbox.dispatch.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to wait until the slot has passed an event without a record.
+/// The longest time to wait for the slot to pass an event that has no record.
 const WAIT: Duration = Duration::from_secs(2);
 
 /// The note about an event without a record while a recovery is due or running.

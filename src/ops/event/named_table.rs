@@ -56,7 +56,7 @@ pub(crate) fn unknown(settings: &Settings, id: &str) -> Option<Error> {
 
 impl NamedTable<'_> {
     /// Checks that the event with this uuid can belong to the named table. If no table has a row with this uuid
-    /// any more, the event may have belonged to any table. Returns the table's identity.
+    /// now, the event may have belonged to any table. Returns the table's identity.
     ///
     /// # Errors
     /// `setting-invalid` if the row is in another table; database errors.
@@ -71,9 +71,8 @@ impl NamedTable<'_> {
     /// Looks for the row of the event in the other captured tables. Skips a table that is locked or cannot be read,
     /// because the command is about another table. Afterwards the session waits for locks as long as commands do.
     ///
-    /// # Errors
-    /// `setting-invalid` if another table has the row. A row whose id only has the same text is another event, and is
-    /// ignored.
+    /// # Errors `setting-invalid` if another table has the row. Ignores a row of another event whose id merely
+    /// has the same text.
     pub(super) async fn refuse_row_elsewhere(self, sql: &Sql, settings: &Settings) -> Result<()> {
         let uuid = Uuid::parse_str(self.uuid).ok();
         sql.limit_lock_waits(LOCK_TIMEOUT).await?;

@@ -1,5 +1,5 @@
-//! Estimates the waiting events of a table with too many rows to read them all. Reads only the first and the
-//! last rows, so the results are lower bounds.
+//! Estimates the number of waiting events in a table that has too many rows to read them all. Reads only the
+//! first and the last rows, so the results are lower bounds.
 //!
 //! A relay delivers rows roughly in the order in which they were written. So if the relay is down or late, it
 //! has delivered the older rows, and the newer rows wait. If all of the last rows wait, a binary search finds

@@ -116,8 +116,8 @@ fn note(what: &str, error: PgError) -> Result<String> {
     Ok(format!("{what}: {error} ({hint})"))
 }
 
-/// Adds the partitions of the coming days, unless this is a dry run. Returns the partitions of old days.
-/// Returns none if they cannot be dropped, and then a note says why.
+/// Adds the partitions of the coming days, unless this is a dry run. Returns the partitions of old days. If
+/// they cannot be dropped, returns none and adds a note with the reason.
 async fn add_and_list(
     context: &PruneContext<'_>,
     pruned: &mut PrunedTable,

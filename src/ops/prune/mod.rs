@@ -9,12 +9,12 @@
 //! **An outbox row may be deleted** when its outcome is final and no recovery can need it:
 //!
 //! - Its event is published or discarded, and its record is older than the retention. A row without a record
-//!   might have been published with `dispatch = exceptions`. Such a row may be deleted if its transaction is
-//!   below the floor of its table and the event itself is older than the retention.
+//!   might have been published with `dispatch = exceptions`. It may be deleted if its transaction is below the
+//!   floor of its table and the event itself is older than the retention.
 //! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
-//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There
-//!   is one exception: if every event has a record and the slot's position proves nothing, for example
-//!   because the slot is lost, the record alone is enough.
+//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There is
+//!   one exception. If every event has a record, and the slot's position proves nothing because, for example,
+//!   the slot is lost, the record alone is enough.
 //!
 //! **A record may be deleted** when nothing needs it any longer:
 //!
@@ -24,9 +24,9 @@
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
-//! - The slot has confirmed everything that was in the WAL when the row was already gone. If an update had
-//!   moved the row to another partition, the slot streams the row once more, and then only the record shows
-//!   that the row was published.
+//! - The slot has confirmed everything that was in the WAL at a time when the row was already gone. If an
+//!   update had moved the row to another partition, the slot streams the row once more, and then only the
+//!   record shows that the row was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 
@@ -166,7 +166,7 @@ pub(crate) struct PrunedRecords {
 /// The progress of a run.
 #[derive(Debug)]
 pub(crate) struct PruneStep<'a> {
-    /// The table, or what the command waits for.
+    /// The name of the table, or a description of the command's current work.
     pub(crate) what: &'a str,
     pub(crate) examined: u64,
     pub(crate) deleted: u64,
@@ -242,8 +242,8 @@ pub(crate) async fn run(
 }
 
 /// Returns why the records have to stay if no old row of a table has a record; otherwise `None`. If every
-/// published event has a record, the old rows should have records. If none of them has a record, the settings
-/// of this command may lead to other event ids than those of the relay. Then every record would look as if
+/// published event has a record, the old rows should have records. If none of them has a record, the event ids
+/// may differ because the settings of this command differ from the relay's. Then every record would look as if
 /// its row were gone.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
@@ -271,8 +271,8 @@ fn never_captured(error: Error) -> Error {
     }
 }
 
-/// Counts the failed attempts of one chunk. This is not a retry function that takes a closure, because the
-/// future of an async closure cannot be sent to another task.
+/// Counts the failed attempts of one chunk. A retry function with a closure would not work, because the future
+/// of an async closure cannot be sent to another task.
 #[derive(Debug, Default)]
 struct FailedAttempts(u32);
 

@@ -1,4 +1,4 @@
-//! Finds out what proves that an event is published: the position of the slot together with the records, or
+//! Finds the proof that an event is published: either the position of the slot together with the records, or
 //! only the records.
 //!
 //! [`find`] reads the facts, and [`decide`] decides without IO.
@@ -12,7 +12,7 @@ use crate::postgres::Sql;
 use crate::settings::{Dispatch, Settings};
 use crate::store::relay_row::{self, EarlierSession};
 
-/// What proves which rows may be deleted.
+/// The proof that rows may be deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PruneProof {
     /// The slot is the one that the relay serves, so its position proves which events are resolved.

@@ -144,7 +144,7 @@ async fn one_chunk(sql: &Sql, statement: &str) -> Result<Option<RecordChunk>> {
     }
 }
 
-/// What one chunk found.
+/// The findings of one chunk.
 struct RecordChunk {
     rows: u64,
     gone: u64,
@@ -273,8 +273,8 @@ pub(super) async fn exists_sql(
         id_type if TEXTS.contains(&id_type) => {
             format!("{is_of_table} and {}", exists(&text))
         }
-        // The records have ids as text, and an index on a column of this type cannot find a text. So all
-        // records of the table stay.
+        // Records store ids as text, and an index on an id column of another type cannot be used to look up a
+        // text. So pruning keeps all records of this table.
         _ => is_of_table,
     };
     Ok(Ok(format!("coalesce({condition}, false)")))

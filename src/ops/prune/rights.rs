@@ -8,7 +8,7 @@ use crate::settings::Settings;
 use crate::store::days;
 use crate::store::privileges::{Purpose, missing_grants};
 
-/// Who wants to delete.
+/// The party that wants to delete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pruning {
     /// An operator, with `postrider prune`.

@@ -67,7 +67,7 @@ pub(super) async fn prune(
 }
 
 /// Whether the walk has reached the rows that are younger than the retention. One young record does not prove
-/// this, because an old row also has a young record if its topic was missing for a long time.
+/// this: an old row has a young record if it waited long for its topic.
 fn is_young(page: &WalkedPage) -> bool {
     page.count(GO) == 0 && page.count("young") * 2 > page.rows
 }

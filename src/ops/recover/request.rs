@@ -20,7 +20,7 @@ pub(crate) struct RecoveryRequest<'a> {
     reason: &'static str,
 }
 
-/// What a request has changed.
+/// The changes that a request has made.
 pub(crate) struct RequestedRecovery {
     /// The recorded reason; `None` if the relay continues with the slot as it is.
     pub(crate) marked: Option<&'static str>,

@@ -44,10 +44,9 @@ pub(crate) struct RecoveryReason {
 impl Situation {
     /// Reads the facts. Changes nothing.
     ///
-    /// # Errors
-    /// `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to another
-    /// output plugin or another database; `publication-drift` when a table is missing; `table-captured` when
-    /// a table of another slot and one of our tables have only a part of their rows in common; database
+    /// # Errors `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to
+    /// another output plugin or another database; `publication-drift` when a table is missing; `table-captured`
+    /// when one of our tables shares only a part of its rows with a table that another slot captures; database
     /// errors.
     pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
@@ -104,9 +103,9 @@ impl Situation {
             can_continue: false,
         };
         let why = situation.why(name, facts);
-        // A dump may have been restored after the slot was created. The slot then streams the restored rows
-        // as inserts. In a table without the column `inserted_xid`, the relay would take them for new events
-        // and publish them again. So such a table needs a recovery with a new slot.
+        // A dump may have been restored after the slot was created. The slot then streams the restored rows as
+        // inserts. In a table without the column `inserted_xid`, the relay would take them for new events and
+        // publish them again. So a table without this column needs a recovery with a new slot.
         let tells_restored_rows = found.iter().all(|found| found.shape.has_inserted_xid);
         let usable_from = usable_from(facts).filter(|_| tells_restored_rows);
         situation.why = why;

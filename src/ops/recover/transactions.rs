@@ -55,8 +55,8 @@ const IMPOSSIBLE: u64 = 1 << 48;
 /// How many transactions one file of `pg_xact` covers: 32 pages of 8 KiB, 2 bits each.
 const XIDS_PER_FILE: u64 = 1 << 20;
 
-/// How far the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo 2^32, and
-/// would treat an old id that is more than 2^31 away as a future id. 2^30 leaves a margin.
+/// Maximum distance by which the lower 32 bits may move at once. PostgreSQL compares transaction ids modulo
+/// 2^32, and would treat an old id that is more than 2^31 away as a future id. 2^30 leaves a margin.
 const FARTHEST: u64 = 1 << 30;
 
 /// Returns the transaction id with which the cluster should continue. The id is not below `wanted`,

@@ -67,15 +67,15 @@ pub(crate) enum ReplayStep {
     },
 }
 
-/// What a replay waits for.
+/// The reason why a replay waits.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReplayWait {
     /// The replay makes progress.
     None,
     /// The relay has published no released event for a while.
     Relay,
-    /// The remaining keys have events that were released earlier, by another replay or by an operator from
-    /// quarantine. The relay publishes these events first. The list names the replays; `None` stands for a
+    /// The remaining keys have events that were released earlier, by another replay, or from quarantine by an
+    /// operator. The relay publishes these events first. The list names the replays; `None` stands for a
     /// release from quarantine.
     Others(Vec<Option<String>>),
 }

@@ -42,8 +42,8 @@ struct Releasing<'a> {
     settle_after: Option<EventPosition>,
     /// When the relay last made progress, or had no released event to publish.
     progressed: Instant,
-    /// What the remaining events wait for. Names the other replays that have released events of the same keys;
-    /// `None` stands for a release from quarantine.
+    /// The releases for which the remaining events wait: the names of the other replays that have released
+    /// events of the same keys. `None` stands for a release from quarantine.
     waits_for: Vec<Option<String>>,
 }
 

@@ -15,7 +15,7 @@ use crate::settings::Settings;
 use crate::store::relay_row;
 use crate::store::relay_row::shown::served_before;
 
-/// How much a drop or an advance leaves out: events and WAL that the slot then does not stream. The output of
+/// The events and the WAL that the slot does not stream because of a drop or an advance. The output of
 /// `slot drop --json` and `slot advance --json`; programs depend on it.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {

@@ -68,8 +68,8 @@ impl CommandFacts<'_> {
     }
 }
 
-/// The known age of the oldest event may be only a lower bound. Returns the limit below which such an age says
-/// too little, so that it counts as unknown. The limit is `error_lag` if no relay has read the slot for at
+/// The known age of the oldest event may be only a lower bound. Returns a limit: if the lower bound is less
+/// than this limit, the age counts as unknown. The limit is `error_lag` if no relay has read the slot for at
 /// least `error_lag`, because events may then be that old. Otherwise it is the smaller one of `warn_lag` and
 /// `error_lag`.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {

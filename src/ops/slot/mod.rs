@@ -87,7 +87,7 @@ pub(crate) struct FoundSlot<'a> {
     #[serde(flatten)]
     verdict: VerdictJson<'a>,
     lag_seconds: Option<f64>,
-    /// By which time `lag_seconds` is measured: `commit` or `occurred_at`.
+    /// The time from which `lag_seconds` is measured: `commit` or `occurred_at`.
     lag_seconds_by: Option<AgeClock>,
     pending_events: Option<u64>,
     /// Whether there may be more waiting events, and older ones, because only a part of a table was read.
@@ -316,8 +316,8 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
     })
 }
 
-/// Says at which position the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of 2 more
-/// tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
+/// Names the position at which the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of
+/// 2 more tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
 fn beginnings(later: &[(Lsn, String)]) -> String {
     let (named, more) = later.split_at(later.len().min(TABLES_NAMED));
     let mut parts = Vec::new();

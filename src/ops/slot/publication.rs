@@ -12,9 +12,8 @@ use crate::settings::Settings;
 pub(crate) struct PublicationStatus {
     pub(crate) name: String,
     pub(crate) problems: Vec<PublicationProblem>,
-    /// Whether a lock on a captured table has prevented the check. If so, it is unknown whether there are
-    /// problems. PostgreSQL 18 locks a table to find out which of its columns and rows the publication
-    /// includes.
+    /// Whether a lock on a captured table has prevented the check, so that the problems are unknown. PostgreSQL
+    /// 18 locks a table to find out which of its columns and rows the publication includes.
     pub(crate) is_locked: bool,
 }
 

@@ -21,7 +21,7 @@ pub(super) fn standing(found: Lookup) -> Standing {
 
 impl Pipeline {
     /// Handles a moved row that has no record at its new position. During a recovery, the event of the row's
-    /// first insert may still get its record. So if this record does not exist yet, the row waits until all
+    /// first insert may get its record later. So if this record does not exist yet, the row waits until all
     /// rows from the tables have their outcome.
     pub(super) async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         let is_settled = self.seam.as_ref().is_none_or(Seam::is_settled);

@@ -7,7 +7,7 @@ use decoder::Lsn;
 
 use crate::capture::intake::IntakeStep;
 
-/// How far the relay has read the open transaction.
+/// The part of the open transaction that the relay has read.
 #[derive(Debug, Default)]
 pub(in crate::session) struct ReadProgress {
     open: Option<PartlyRead>,

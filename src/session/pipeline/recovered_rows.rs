@@ -25,7 +25,7 @@ impl Pipeline {
     }
 
     /// The position that may be confirmed. Usually this is the position up to which everything is resolved.
-    /// It is an earlier one while a recovery that keeps the slot has rows without an outcome.
+    /// While a recovery that keeps the slot has rows without an outcome, it is an earlier position.
     pub(in crate::session) fn confirmable(&self) -> Confirmable {
         let resolved = self.watermark.confirmable();
         self.held_at.unwrap_or(resolved)

@@ -2,8 +2,8 @@
 //!
 //! A server that shuts down sends the rest of its WAL, and waits until the relay has confirmed it. Then the
 //! server ends the stream. If the relay closed the session earlier, the slot would not have consumed all WAL,
-//! and `pg_upgrade` would refuse the slot. But the server might accept no more writes. Some events then never
-//! get their outcome, and the server must not wait for such events.
+//! and `pg_upgrade` would refuse the slot. But a server that shuts down may accept no more writes. Events that
+//! need a record then never get an outcome, so the session must end without them.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,17 @@ use super::Pipeline;
 use crate::error::{Code, Error};
 use crate::session::supervisor::Supervision;
 
-/// Maximum time that the server has to wait for this session without progress. The shutdown ends even if the
-/// session makes progress, because a server that shuts down writes only a limited amount of WAL.
+/// Maximum time that the server has to wait while this session makes no progress. While the session makes
+/// progress no limit is needed here, because a server that shuts down writes only a limited amount of WAL.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Maximum time without a higher confirmable position. If an event never gets an outcome, the position stays, although
-/// messages and outcomes of other events keep arriving.
+/// Maximum time without a higher confirmable position. If an event never gets an outcome, the confirmable
+/// position does not move, although messages and outcomes of other events keep arriving.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How far a session has got. A large transaction moves the confirmable position only at its end, so its messages and
-/// the outcomes of its events count too. Keepalives do not count, because the server may repeat them for ever.
+/// The progress of a session. A large transaction moves the confirmable position only at its end, so its
+/// messages and the outcomes of its events count too. Keepalives do not count, because the server may repeat
+/// them for ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StopProgress {
     confirmable: Lsn,
@@ -30,22 +31,22 @@ struct StopProgress {
     steps: u64,
 }
 
-/// What a session remembers about the shutdown of its server.
+/// The state of a session with respect to the shutdown of its server.
 #[derive(Debug)]
 pub(in crate::session) struct ServerStop {
     limit: Duration,
     /// The position up to which the server has sent its WAL: the highest `wal_end` of its keepalives.
     sent: Lsn,
     steps: u64,
-    /// How far the session had got, and since when it has not got further. `None` until the server shuts down.
+    /// The last progress of the session, and its time. `None` until the server shuts down.
     last: Option<(StopProgress, Instant)>,
-    /// Since when the confirmable position has not moved, while the server shuts down.
+    /// When the confirmable position last moved, or when the server began to shut down. `None` until then.
     moved: Option<Instant>,
 }
 
 impl ServerStop {
-    /// `attempt` is the longest time of a publish attempt if events can get an outcome without a record,
-    /// otherwise `None`. If it is set, the session waits long enough for a slow attempt to succeed.
+    /// If events can get an outcome without a record, `attempt` is the maximum duration of a publish attempt.
+    /// The session then waits long enough for a slow attempt to succeed. Otherwise `attempt` is `None`.
     pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
         let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
         Self {
@@ -67,10 +68,9 @@ impl ServerStop {
         self.sent = self.sent.max(wal_end);
     }
 
-    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while
-    /// the server does not wait for this session. The server then ends the stream itself. If the server has
-    /// died instead, the session loses its lease. `has_pending` says whether the session has something
-    /// without an outcome.
+    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while the
+    /// server does not wait for this session, because then either the server ends the stream, or the lease runs
+    /// out. `has_pending` says whether some events have no outcome.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
         let (before, since) = self.last.as_mut()?;
         let moved = self.moved.get_or_insert(*since);

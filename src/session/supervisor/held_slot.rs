@@ -1,4 +1,4 @@
-//! The slot that this relay streams from: its health, and the proof that PostgreSQL hears us.
+//! The slot that this relay streams from: its health, and the proof that PostgreSQL receives our messages.
 
 use std::time::{Duration, Instant};
 

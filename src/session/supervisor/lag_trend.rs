@@ -1,8 +1,8 @@
 //! Estimates when the relay will have caught up, from the work that was left at the last polls.
 //!
-//! The work is the number of WAL bytes after the confirmed position. While the relay delivers one large transaction,
-//! this position does not move, and the number of bytes does not shrink. During this time, the work is the number of
-//! events without an outcome.
+//! The work is the number of WAL bytes after the confirmed position. While the relay delivers one large
+//! transaction, the confirmed position does not move. During this time, the work is the number of events
+//! without an outcome.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -68,7 +68,7 @@ impl StandbySlots {
     }
 }
 
-/// Returns the wait at the time `now`, from the wait at the last poll and from what this poll has found.
+/// Returns the wait at the time `now`, computed from the wait at the last poll and the result of this poll.
 /// Returns `None` if the walsender does not wait for standby servers.
 fn next(
     last: Option<StandbySlotsWait>,

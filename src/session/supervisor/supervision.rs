@@ -11,10 +11,10 @@ pub(in crate::session) enum Supervision {
     /// The server is shutting down: it accepts no new sessions or writes, and waits until this
     /// relay has confirmed the WAL or has disconnected.
     ServerStopping {
-        /// Whether the publication was right when it was last checked. Nobody can alter it any more.
+        /// Whether the publication was right when it was last checked. Since then nobody can alter it.
         publication_was_right: bool,
     },
-    /// A captured table shares rows with a table of another slot, so the relay must stop at once.
+    /// A captured table shares rows with a table that another slot captures, so the relay must stop at once.
     TableCaptured {
         what: String,
         hint: String,
@@ -22,8 +22,7 @@ pub(in crate::session) enum Supervision {
 }
 
 impl Supervision {
-    /// Converts an error to the result of a poll. The error comes from the check whether another slot has
-    /// captured one of the tables.
+    /// Converts an error of the check for tables that another slot captures to the result of a poll.
     ///
     /// # Errors
     /// The error, unless it is `table-captured`.

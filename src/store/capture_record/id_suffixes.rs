@@ -1,10 +1,10 @@
 //! Manages the part of event ids that distinguishes the physical tables of one captured table.
 //!
-//! If a table has numbered ids and no column `inserted_xid`, an event id is computed from the table's
-//! identity, a suffix and the row's id. A table that was dropped and created again may number its rows
-//! from 1 again, so each physical table has its own suffix: `@OID`. The stream names the OID of each
-//! row's table, so rows of earlier tables that are still in the WAL keep their event ids. The first table
-//! that was captured has no suffix. A copy of a table has the suffix of the original.
+//! If a table has numbered ids and no column `inserted_xid`, an event id is computed from the table's identity,
+//! a suffix and the row's id. A table that was dropped and created again may number its rows from 1 again, so
+//! each physical table has its own suffix: `@OID`. The stream contains the OID of each row's table, so rows of
+//! earlier tables that are still in the WAL keep their event ids. The first table that was captured has no
+//! suffix. A copy of a table has the suffix of the original.
 
 use std::collections::BTreeMap;
 

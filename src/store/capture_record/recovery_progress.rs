@@ -1,5 +1,5 @@
-//! How far an unfinished recovery has resolved a captured table. The next recovery leaves out the rows up to
-//! there.
+//! The progress of an unfinished recovery in a captured table. The next recovery leaves out the rows that are
+//! already resolved.
 
 use serde::{Deserialize, Serialize};
 use slot_manager::{SlotName, quoted_literal};

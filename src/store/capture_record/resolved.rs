@@ -8,14 +8,14 @@ use tokio_postgres::types::ToSql;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Records how far a table is resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
-/// session that holds the slot may do this.
+/// Records which rows of a table are resolved. Does nothing unless walsender `$6` reads slot `$5`, because only
+/// the session that holds the slot may do this.
 ///
-/// `$4` lists the present partitions. A recorded partition that is missing there may still have unresolved
-/// rows, so the statement adds it to `detached`, unless `$8` lists it as a resolved former partition.
+/// `$4` lists the present partitions. If a recorded partition is missing in `$4`, it may still have unresolved
+/// rows. The statement then adds it to `detached`, unless `$8` lists it as a resolved former partition.
 ///
-/// A floor that is already in `unread` or `uncaptured` does not change, but is removed once `$4` contains its
-/// table again. If a table no longer exists, the statement also removes its floor from `uncaptured`, because
+/// The statement does not change a floor that is already in `unread` or `uncaptured`. It removes the floor once
+/// `$4` contains its table again. It also removes the floor of a dropped table from `uncaptured`, because
 /// PostgreSQL may give the OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
@@ -36,7 +36,7 @@ const RESOLVE: &str = "\
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
 
-/// How far the rows of one table are resolved.
+/// The rows of one table that are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
@@ -53,7 +53,7 @@ pub(crate) struct Resolved<'a> {
     pub(crate) uncaptured: &'a BTreeMap<u32, u64>,
 }
 
-/// Records how far the table's rows are resolved. Does nothing if the session has lost the slot.
+/// Records which rows of the table are resolved. Does nothing if the session has lost the slot.
 ///
 /// # Errors
 /// Database errors.

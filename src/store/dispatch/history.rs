@@ -19,8 +19,8 @@ const COLUMNS: &str = "\
     (extract(epoch from d.dispatched_at) * 1000000)::bigint, \
     to_jsonb(d) ->> 'replay', to_jsonb(d) ->> 'earlier_messages'";
 
-/// Number of the newest records in which [`newest_of_table`] searches. No index leads from a table to its
-/// records, so this number bounds the time of the search.
+/// [`newest_of_table`] searches this number of the newest records. There is no index by which it could find the
+/// records of a table, so this number bounds the time of the search.
 const SEARCHED: usize = 10_000;
 
 /// The outcome of an event as commands show it. Times are in RFC 3339, UTC.
@@ -75,7 +75,7 @@ impl RecordedRow {
     }
 }
 
-/// Conditions that select records; all of them must hold.
+/// Selects the records that meet all of these conditions.
 #[derive(Debug, Default)]
 pub(crate) struct RecordFilter {
     pub(crate) key: Option<String>,
@@ -124,7 +124,7 @@ impl RecordFilter {
     ) -> String {
         let mut which = vec!["true".to_owned()];
         match &self.key {
-            // An empty key selects the events without a key, as in the commands on the quarantine.
+            // An empty key selects the events without a key, as it does in `postrider quarantine`.
             Some(key) if key.is_empty() => {
                 which.push("coalesce(d.ordering_key, '') = ''".to_owned());
             }
@@ -311,10 +311,10 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a
-/// time. Uses bisection, which works because commit times grow with positions. Ignores events that were
-/// published from their table, because they have older commit times than their neighbours. Such an event is
-/// recognised by its commit LSN, which is not a multiple of 8.
+/// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a time.
+/// Uses bisection, which works because commit times grow with positions. Ignores events that were published
+/// from their table, because they have older commit times than their neighbours. The commit LSN of an event
+/// from a table is not a multiple of 8.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

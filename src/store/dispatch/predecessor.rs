@@ -19,8 +19,8 @@ use crate::postgres::Sql;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long to wait for a terminated session to end. After that, this session goes on and logs that events
-/// may be published twice.
+/// Maximum time to wait for a terminated session to end. After that, our session continues, and logs that
+/// events may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction
@@ -45,15 +45,15 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that the session has waited until the previous relay adds no more records. The session needs this
-/// proof to read which events are recorded. If the wait took too long, the previous relay may still add
+/// Proof that the session has waited until the previous relay had stopped adding records. The session needs
+/// this proof to read which events are recorded. If the wait took too long, the previous relay may still add
 /// records, and this process has logged a warning that events may be published twice.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot, because only
-    /// while we have the slot can no other relay begin to record anything.
+    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot: while we have
+    /// the slot, no other relay can begin to record anything.
     ///
     /// # Errors
     /// Database errors.

@@ -5,9 +5,9 @@
 //! memory, however many rows there are.
 //!
 //! If published events may lack a row ([`RecordKeeping`]), a restart publishes them again. Some published
-//! events have a row all the same, for example because they were in quarantine before. The relay
-//! publishes these events again too, because events that are sent again must be complete and in order. So
-//! in this mode the relay skips only events that are in quarantine or discarded.
+//! events do have a row, for example because they were in quarantine before. The relay publishes these events
+//! again too, because the repeated events of a key must be complete and in order. So in this mode the relay
+//! skips only events that are in quarantine or discarded.
 //!
 //! PostgreSQL may decode a transaction differently the second time. If the publication was altered while the
 //! transaction was open, PostgreSQL may send more or fewer rows, depending on what the same replication
@@ -89,8 +89,8 @@ impl EarlierOutcomes {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                // Consider only commit LSNs divisible by 8. Events that were published from their table
-                // have LSNs in between, and the stream never contains a commit at such an LSN.
+                // Consider only commit LSNs that are divisible by 8. Only events that were published from their
+                // table have other LSNs, and the stream does not contain these LSNs.
                 "SELECT max(commit_lsn) FROM outbox.dispatch \
                  WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],

@@ -122,7 +122,8 @@ fn row(
 fn text(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => {
-            // Pub/Sub neither accepts nor returns a text whose length is anywhere near 2 GiB.
+            // No text is longer than 2 GiB: PostgreSQL limits a value to 1 GiB, and texts from Pub/Sub are
+            // short.
             out.put_i32(i32::try_from(text.len()).expect("invariant: a text of an event is short"));
             out.put_slice(text.as_bytes());
         }

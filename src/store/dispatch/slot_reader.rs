@@ -1,5 +1,5 @@
-//! Proves that our walsender has the slot. The dispatch writer needs this proof. So does the wait for the
-//! previous relay, because until the slot is ours, a third relay could take it and begin to write.
+//! Proves that our walsender has the slot. The dispatch writer needs this proof. The wait for the previous
+//! relay needs it too: until the slot is ours, a third relay could take it and begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};
@@ -22,9 +22,9 @@ pub(crate) struct SlotReader {
 }
 
 impl SlotReader {
-    /// Returns the proof if our walsender reads the slot and the slot's confirmed position is still
-    /// `confirmed`, as it was before our stream began. Otherwise returns `None`. If only the position
-    /// differs, another relay may have replaced the slot by a new slot of the same name.
+    /// Returns the proof if our walsender reads the slot, and the slot's confirmed position is still
+    /// `confirmed`, the position from before our stream began. Otherwise returns `None`. A different position
+    /// can mean that another relay has replaced the slot by a new slot of the same name.
     ///
     /// # Errors
     /// Database errors.

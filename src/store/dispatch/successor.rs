@@ -1,5 +1,5 @@
-//! Fencing of the old relay: decides whether another relay has taken over the slot. That relay publishes our
-//! unrecorded events again, so we must not record them any more.
+//! Fencing of the old relay: decides whether another relay has taken over the slot. If one has, it publishes
+//! our unrecorded events again, so we must no longer record them.
 //!
 //! - If our walsender reads the slot, no other relay serves it. We are going to confirm the events, so we
 //!   must record their outcomes first.

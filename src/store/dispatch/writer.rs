@@ -3,8 +3,8 @@
 //! While one batch is being written, outcomes gather for the next, so batches grow with the load. There is a
 //! minimum time between small batches (`batch`), because each commit makes the server flush its WAL, and
 //! commits of the services wait for that flush. Only an earlier small batch delays a small batch. So the first
-//! batch after an idle time is not delayed, and usually neither is a small batch after a large one.
-//! Publishing never waits for a row to be written.
+//! batch after an idle time is written at once, and usually so is a small batch after a large one. Publishing
+//! never waits for a row to be written.
 //!
 //! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
 //! attempt may have been committed although its answer was lost, so the writer does not change rows that
@@ -192,8 +192,7 @@ async fn write_until_done(
     }
 }
 
-/// Waits until the batch is written. While that takes long, reports what the writer's connection is waiting
-/// for.
+/// Waits until the batch is written. If this takes long, reports what the writer's connection is waiting for.
 async fn watched<T>(
     context: &WriterContext,
     writing: impl Future<Output = T>,

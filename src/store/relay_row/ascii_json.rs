@@ -1,5 +1,5 @@
-//! JSON that can be stored in a database of any encoding. It may contain an error text of Pub/Sub, and an
-//! encoding such as WIN1252 lacks most characters.
+//! JSON that can be stored in a database of any encoding. An encoding such as WIN1252 lacks most characters,
+//! but the JSON may contain any, for example in an error text from Pub/Sub.
 
 use serde::Serialize;
 

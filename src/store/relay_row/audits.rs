@@ -39,8 +39,8 @@ pub(crate) struct AuditHistory {
     pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits. The returned record keeping combines the calling session's dispatch
-/// mode, from `records`, with the earlier mode that the row remembers.
+/// Reads the results of earlier audits. The returned record keeping combines the dispatch mode of this session,
+/// which is in `records`, with the earlier mode that the row remembers.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,

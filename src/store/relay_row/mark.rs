@@ -23,10 +23,10 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Marks the slot for recovery with a new slot, unless another relay reads the slot. That relay finds out on
-/// its own whether it can read the slot. Replaces the reason of an older mark, because a recovery for the
-/// older reason might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay
-/// has served the slot yet.
+/// Marks the slot for recovery with a new slot, unless another relay reads the slot. The other relay would
+/// itself find out that the slot cannot be read. Replaces the reason of an older mark, because a recovery for
+/// the older reason might keep the stuck slot. Only the reason `first-start` stays, because it says that no
+/// relay has served the slot yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \

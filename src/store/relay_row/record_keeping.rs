@@ -1,6 +1,6 @@
-//! Says which published events have a record (a row in `outbox.dispatch`), and answers the questions that
-//! depend on this. Other modules ask these questions instead of reading the setting `dispatch`. Only pruning
-//! still reads the setting itself (`ops::prune::proof`).
+//! Knows which published events have a record (a row in `outbox.dispatch`). Other modules use the methods here
+//! instead of reading the setting `dispatch`. Only pruning still reads the setting itself
+//! (`ops::prune::proof`).
 //!
 //! With `full` each published event gets a record. With `exceptions` only events that are set aside get one.
 //! The setting alone does not tell which events have a record, because after a change to `full`, the events
@@ -99,8 +99,8 @@ impl RecordKeeping {
         self.may_lack_records()
     }
 
-    /// Whether each change of the publication must leave a trace in the catalogue. If this session records no
-    /// published events, this trace is the only sign that the stream may have left out events.
+    /// Whether each change of the publication must leave a trace in the catalogue. It must if this session
+    /// records no published events, because then only the trace shows that the stream may have left out events.
     pub(crate) fn needs_traces(self) -> bool {
         !self.records_published()
     }

@@ -29,9 +29,10 @@ const IS_BUSY: &str = "\
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
-/// Releases published events, and adds the last message of each event to its `earlier_messages`. If the
-/// previous replay released the event but did not publish it again, `earlier_messages` has that message
-/// already. Keeps ten messages: the first and the last nine.
+/// Releases published events, and adds the last message of each event to its `earlier_messages`. If
+/// `earlier_messages` already contains this message, because an earlier replay released the event without
+/// publishing it again, the statement does not add it a second time. It keeps ten messages: the first and the
+/// last nine.
 const RELEASE: &str = "\
     update outbox.dispatch d set state = 'released', replay = $1, \
         earlier_messages = case \
@@ -117,8 +118,8 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// Returns who else has released events of the keys for which this replay waits: the names of replays, and `None` for
-/// the quarantine. At most three. The relay is going to publish these events, and then the keys are free.
+/// Returns at most three other releases that hold the keys for which this replay waits: the names of replays,
+/// and `None` for the quarantine. Once the relay has published the released events, the keys are free.
 ///
 /// # Errors
 /// Database errors.
@@ -198,9 +199,8 @@ pub(crate) async fn next_group(
 /// these were released. An event whose record is no longer `published` is taken but not released. Does
 /// nothing while the ordering key has quarantined or released events.
 ///
-/// # Errors
-/// Database errors. Then nothing is released, but the connection still has an open transaction, so the
-/// caller must close the connection.
+/// # Errors Database errors. After an error nothing is released, but the connection still has an open
+/// transaction, so the caller must close the connection.
 pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Result<(u64, u64)> {
     let (topic, key) = group;
     sql.batch_execute("begin").await?;

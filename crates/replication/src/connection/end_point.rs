@@ -15,8 +15,8 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// Computes the hash of `certificate`. Returns `None` if `hash` does not know the signature algorithm, for
-/// example Ed25519, which names no hash function. Also returns `None` if the TLS handshake does not prove
+/// Computes the hash of `certificate`. Returns `None` if `hash` does not know the signature algorithm. An
+/// example is Ed25519, which names no hash function. Also returns `None` if the TLS handshake does not prove
 /// that the server owns the certificate's key, because then anybody could present the certificate.
 pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {

@@ -11,7 +11,7 @@ use strsim::levenshtein;
 /// The values of connection parameters, by parameter name.
 pub(super) type Parameters = BTreeMap<&'static str, String>;
 
-/// What we do with a parameter.
+/// Our treatment of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Usage {
     /// Supported: the value is used.
@@ -202,10 +202,9 @@ pub(super) const PARAMETERS: &[Parameter] = &[
 
 /// Returns the parameter called `name`. `location` is the place where the name was found; errors show it.
 ///
-/// # Errors
-/// `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
-/// piece of a password. Its hint suggests the parameter with the most similar name. If no name is
-/// similar, the hint is `hint`.
+/// # Errors `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
+/// piece of a password. Its hint suggests the parameter with the most similar name. If no name is similar, the
+/// error has the hint `hint`.
 pub(super) fn named(name: &str, location: &str, hint: &str) -> Result<&'static Parameter> {
     let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
     found.ok_or_else(|| {

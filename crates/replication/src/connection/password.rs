@@ -57,8 +57,8 @@ pub async fn password(target: &Target) -> Result<Option<String>> {
     Ok(default.and_then(|path| of_default_file(path, target)))
 }
 
-/// Returns what to check if the server refuses the login, depending on where the password comes from. Returns
-/// `None` if the password comes from the connection parameters.
+/// Returns a hint for a refused login: what to check about the source of the password. Returns `None` if the
+/// password comes from the connection parameters.
 #[must_use]
 pub fn password_advice(target: &Target) -> Option<String> {
     if target.password_command.is_some() {

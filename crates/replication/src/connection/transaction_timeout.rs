@@ -1,8 +1,7 @@
 //! Turns off the setting `transaction_timeout` of PostgreSQL 17 and newer.
 //!
-//! A role or a database may set this timeout. It ends a long transaction together with its session.
-//! A walsender counts as being in a transaction, so the timeout would end the stream again and
-//! again.
+//! A role or a database may set this timeout. It ends a long transaction together with its session. PostgreSQL
+//! treats a walsender as if it were in a transaction, so the timeout would end the stream again and again.
 //!
 //! This setting cannot be one of the startup options, because servers before 17 refuse a session
 //! with an unknown setting. So we turn the timeout off with a statement after the login, on servers

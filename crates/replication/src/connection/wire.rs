@@ -148,7 +148,7 @@ async fn connect(
         // As in libpq, sslmode=prefer falls back to plain text if the TLS handshake fails.
         Err(error) if *error.kind() == ErrorKind::Tls && may_be_plain => {
             let why = error.with_cause();
-            // With this code the operator can look the error up: `postrider explain postgres-tls`.
+            // The operator can look this code up: `postrider explain postgres-tls`.
             tracing::warn!(
                 target: LOG_TARGET, code = "postgres-tls",
                 "{why}; continuing without TLS, as sslmode=prefer allows"

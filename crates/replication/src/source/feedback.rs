@@ -18,9 +18,9 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). If the server is
-/// idle, no report is urgent. If its walsender decodes changes without sending any, the walsender does not
-/// read our messages, and a Unix socket has room for only a few hundred of them.
+/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). If the server is idle,
+/// no report is urgent. If its walsender decodes changes without sending any, it does not read our messages. A
+/// Unix socket has room for only a few hundred of these.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
@@ -37,15 +37,15 @@ pub(super) enum DueAction {
     Status {
         ask: bool,
     },
-    /// The lease has expired: for too long we have not heard the server, or the server has not
-    /// heard us.
+    /// The lease has expired: we have received nothing from the server for too long, or the server nothing from
+    /// us.
     LeaseLost,
 }
 
 /// Whether the session is reading from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadState {
-    /// We read, and so hear every message of the server.
+    /// We read, so we receive every message of the server.
     Open,
     /// Reading is held back by backpressure from the caller. The server may have sent messages that
     /// we have not read.

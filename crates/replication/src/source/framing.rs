@@ -21,7 +21,7 @@ const MAX_FRAME: usize = 64 << 20;
 /// [`MAX_FRAME`] and this length is a row that is too large. A longer frame violates the protocol.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// What the front of the buffer contains.
+/// The content of the front of the buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FrameScan {
     /// Total length in bytes of the whole CopyData frames at the front.
@@ -31,11 +31,11 @@ pub(super) struct FrameScan {
     /// Evidence for the lease: the send time of the last of these frames, and the last keepalive
     /// among them.
     pub(super) evidence: FrameEvidence,
-    /// What follows these frames.
+    /// The bytes that follow these frames.
     pub(super) then: AfterFrames,
 }
 
-/// What follows the run of CopyData frames.
+/// The bytes that follow the run of CopyData frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterFrames {
     /// An incomplete frame, with its total length in bytes. If the frame's header is incomplete too, the

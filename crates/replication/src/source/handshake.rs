@@ -50,9 +50,8 @@ pub(super) struct Login<'a> {
     pub(super) wal_sender_timeout: Duration,
 }
 
-/// TCP settings that detect a dead server after `silence`. The operating system's default time
-/// between two keepalives is good enough, because the replication protocol has keepalives of its
-/// own.
+/// TCP settings with which a dead server is noticed after the time `silence`. The operating system's default
+/// time between two keepalives is good enough, because the replication protocol has keepalives of its own.
 pub(super) fn liveness(silence: Duration) -> Liveness {
     Liveness {
         idle: silence,

@@ -7,10 +7,10 @@
 //! (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has
 //! ended before another session can get the slot. Two things prove that the server has heard us:
 //!
-//! - A frame of the stream, by the time at which the server *sent* it. We report every eighth of the timeout
-//!   or more often, and a walsender that has not heard us for half the timeout sends a keepalive that asks
-//!   for a reply. To compare the server's clock with ours, we use the frame with the shortest delay so far as
-//!   the reference. A delay that every frame so far has had cannot be detected.
+//! - A frame of the stream, by the time at which the server *sent* it. We report at least once per eighth of
+//!   the timeout. A walsender that has received nothing from us for half the timeout sends a keepalive that
+//!   asks for a reply. To compare the server's clock with ours, we use the frame with the shortest delay so far
+//!   as the reference. If all frames so far had a common delay, we cannot detect it.
 //! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
 //!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use decoder::PgTimestamp;
 
-/// How far the two clocks may drift apart: by 1 s in this many seconds.
+/// The assumed drift between the two clocks: 1 s in this number of seconds.
 const DRIFT: u32 = 5_000;
 
-/// What a run of frames says about the server.
+/// The evidence about the server in a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FrameEvidence {
     /// Send time of the last frame, by the server's clock.

@@ -220,7 +220,7 @@ impl Source {
             return lease_lost();
         }
         // PostgreSQL has freed the slot, and may have sent the reason at the end of the stream. The session's
-        // thread reads up to there. Wait for twice as long as the thread may read, because the thread may
+        // thread reads up to this end. Wait for twice as long as the thread may read, because the thread may
         // begin a little later.
         let last_word = self.end_within(FINAL_WRITE_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)

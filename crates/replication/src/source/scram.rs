@@ -13,7 +13,7 @@ pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
     /// Not bound, because the server does not offer binding. We tell the server that we could bind. If the
-    /// server did offer binding, it then knows that a third party has removed the offer, so it refuses the
+    /// server did offer binding, it learns from this that a third party has removed the offer, and refuses the
     /// login.
     NotOffered,
     /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.
@@ -29,7 +29,7 @@ pub(super) enum Refusal {
     NoScram,
 }
 
-/// Chooses how to log in from the mechanisms that the server offers.
+/// Chooses a way to log in, given the mechanisms that the server offers.
 pub(super) fn choose(
     offered: &[String],
     end_point: Option<Vec<u8>>,

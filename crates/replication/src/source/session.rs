@@ -240,7 +240,7 @@ impl ReplicationSession {
     }
 
     /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the stream. It
-    /// sends no reason if it has stopped hearing us, or cannot write to us. This session drops the data
+    /// sends no reason if it receives nothing from us, or cannot write to us. This session drops the data
     /// before the reason, because PostgreSQL sends that data again to the next session.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {

@@ -148,8 +148,8 @@ async fn a_slot_that_was_released_without_a_reason_counts_as_lost_to_another_rel
     assert_eq!(why.kind(), &ErrorKind::LeaseLost, "{why}");
 }
 
-/// Starts a server without TLS that does not read the messages, and answers each with the next element of
-/// `answers`. Returns the server's URL.
+/// Starts a server without TLS that ignores the content of the messages, and answers each message with the next
+/// element of `answers`. Returns the server's URL.
 fn impostor(answers: &'static [&'static [u8]]) -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -21,9 +21,9 @@ use crate::store::capture_record;
 /// blocks writers, but at this size only for a moment.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets
-/// no columns if the publication has a column list for it that would leave out `inserted_xid`. A running
-/// relay would otherwise have to wait until an operator has corrected the list.
+/// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets no
+/// columns if its column list in the publication would leave out `inserted_xid`. Otherwise a running relay
+/// would have to wait until an operator has corrected the list.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let captured = settings.captured();
     let published = publication::inspect(sql, &settings.publication, &captured).await?;
@@ -47,7 +47,8 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
             if before.is_some_and(|before| !before.has_inserted_xid) && shape.has_inserted_xid {
                 findings.extend(new_column(sql, table, shape.oid).await?);
             }
-            // `init` has finished this table, so ignore an error here. `postrider check` reports it later.
+            // `init` has already changed this table, so ignore an error here. `postrider check` reports the
+            // error later.
             let behind = check::capture::sequence(sql, table, &shape).await;
             findings.extend(behind.ok().flatten());
         }
@@ -56,8 +57,8 @@ pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Res
 }
 
 /// Returns a note if `init` has added `inserted_xid` to a table that is already captured. All old rows of the
-/// table get the same `inserted_xid`. Until the floor is above this `inserted_xid`, the relay judges these
-/// rows by their `xmin`, so an update makes an old row look new.
+/// table get the same `inserted_xid`. Until the floor is above this `inserted_xid`, the relay uses the `xmin`
+/// of these rows instead, so an update makes an old row look new.
 async fn new_column(sql: &Sql, table: &TableSettings, oid: u32) -> Result<Option<Finding>> {
     let records = capture_record::read(&**sql).await?;
     let is_captured = records.iter().any(|record| record.oid == oid);
@@ -104,9 +105,9 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// Returns `None` if there is no index for `init` to create. Otherwise the column `seq` has no index yet, and the
-/// result says whether the table is partitioned. On a large partitioned table `init` does not create the index,
-/// because writers would have to wait.
+/// Whether `init` has to create the index on `seq`. `Some` says that it has to, and whether the table is
+/// partitioned. On a large partitioned table `init` does not create the index, because writers would have to
+/// wait.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);

@@ -9,9 +9,9 @@
 /// run is needed because another role might create an object between the two runs, in a transaction that
 /// began while the role still had the right.
 ///
-/// Superusers, the owner of the database, the current role, and the roles whose rights the current role
-/// inherits are trusted. A superuser has the rights of every role, so this last rule does not apply if the
-/// current role is a superuser.
+/// These roles are trusted: superusers, the owner of the database, the current role, and the roles whose rights
+/// it inherits. If the current role is a superuser, inherited rights do not count, because a superuser has the
+/// rights of every role.
 pub(super) const GUARD_BODY: &str = "\
 declare
     found record;

@@ -12,7 +12,7 @@ pub(super) enum Row {
     Published,
     Quarantined,
     Released,
-    /// Released, and published before.
+    /// Released again by a replay, after it was published.
     Replayed,
 }
 

@@ -1,4 +1,4 @@
-//! Tests which events block a key, and what a release waits for.
+//! Tests of two rules: which events block a key, and what a release waits for.
 
 use super::super::turns::MAX_RELEASES;
 use super::*;

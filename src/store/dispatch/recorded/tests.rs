@@ -56,7 +56,7 @@ fn rows_of_events_that_the_stream_does_not_bring_are_ignored() {
 fn a_keepalive_after_the_last_row_ends_the_lookup_even_if_its_event_never_comes() {
     let mut recorded = recorded(&[row(10, 2), row(20, 3)], Some(50));
     assert_eq!(look_up(&mut recorded, 10, 2), Some(Lookup::Done));
-    // A commit record that begins exactly at 20 has not arrived yet, so its row must stay.
+    // The commit that begins exactly at 20 has not arrived yet, so its row must stay.
     recorded.passed(Lsn::new(20));
     assert_eq!(recorded.page.len(), 1);
     recorded.passed(Lsn::new(50));

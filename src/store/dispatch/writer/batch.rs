@@ -53,7 +53,7 @@ impl ResolvedEvents {
     }
 }
 
-/// What a durable batch contained.
+/// The content of a batch that is now durable.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     /// The events that this batch resolves. Released events do not count, because they were resolved
@@ -95,11 +95,11 @@ impl Batch {
     }
 }
 
-/// The rule for when a batch that is not full is written. This is a state machine without IO: the caller
-/// passes in the time.
+/// Decides when to write a batch that is not full. This is a state machine without IO: the caller passes in the
+/// time.
 #[derive(Debug)]
 pub(super) struct Pacing {
-    /// Before this time no small batch is written, except for the last batch of the session.
+    /// The earliest time for the next small batch. Only the last batch of the session may be written earlier.
     pub(super) earliest: Instant,
 }
 

@@ -30,8 +30,8 @@ const UNVERIFIABLE: [SignatureScheme; 5] = [
 /// Verifies the server's certificate according to `sslmode`.
 #[derive(Debug)]
 pub(super) enum Verifier {
-    /// Accepts any certificate. But the server must still prove that it owns the certificate's key, because
-    /// the login may be bound to the certificate. The proof is not checked if ring does not support the key.
+    /// Accepts any certificate. But the server must still prove that it owns the certificate's key, because the
+    /// login may be bound to the certificate. If ring does not support the key, the proof is not checked.
     Anything(WebPkiSupportedAlgorithms),
     /// Requires a certificate from a trusted authority.
     Trusted {
