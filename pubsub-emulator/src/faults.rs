@@ -22,7 +22,7 @@ use crate::connections::Connections;
 pub enum Action {
     /// Answers with the code and stores nothing.
     Fail(Code),
-    /// Like [`Action::Fail`], with a message of the test.
+    /// Like [`Action::Fail`], with a message that the test chooses.
     FailSaying {
         /// The code of the answer.
         code: Code,

@@ -277,8 +277,8 @@ impl RelayPlan {
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
-            // Short, so that the relay finds a gap soon: it checks the publication at least eight times
-            // per `wal_sender_timeout`.
+            // A short `wal_sender_timeout`, so that the relay finds a gap soon: within this time it checks
+            // the publication at least eight times.
             () if fault_family.writes_beside_faults() => (2, 10),
             () => (10, 60),
         };
