@@ -1,4 +1,5 @@
-//! Tests what the views say about an incident that lasts: since when, how old the oldest event is, and what else waits.
+//! Tests what the views say about an incident that lasts: its duration, the age of the oldest event, and what else
+//! waits.
 
 use std::time::{Duration, Instant};
 
