@@ -104,7 +104,7 @@ pub(crate) struct RelayPlan {
     pub(crate) wal_sender_timeout: Duration,
     /// Whether the later events of a key wait while a refused event of the key is in quarantine.
     pub(crate) quarantines_key: bool,
-    /// Whether `dispatch` is `exceptions`. Then published events have no record, unless they were
+    /// Whether `dispatch` is `exceptions`. In this mode published events have no record, unless they were
     /// quarantined and released.
     pub(crate) exceptions: bool,
     /// The number of buckets with `ordering = bucketed(n)`. Aggregates then share ordering keys.
