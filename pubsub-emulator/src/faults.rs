@@ -198,8 +198,8 @@ impl Faults {
         self.any() && self.script().denies_publishing(topic)
     }
 
-    /// If a fault gives the same error reason (`Action::FailWithReason`) to every publish to the topic, returns the
-    /// error with which `GetTopic` and `TestIamPermissions` fail too.
+    /// The error with which `GetTopic` and `TestIamPermissions` fail, because a fault refuses every publish to the
+    /// topic with the same reason (`Action::FailWithReason`). `None` if there is no such fault.
     pub(crate) fn refusal(&self, topic: &str) -> Option<Status> {
         let reason = self.any().then(|| self.script().reason(topic))??;
         Some(reason.into())

@@ -13,8 +13,8 @@ use pubsub_emulator::Attempt;
 use super::duplicates::LATE;
 use crate::stage::Occurrence;
 
-/// A connection: the client's address, and when the connection was accepted, if known. The time
-/// distinguishes connections of the same port, which a client may use again later.
+/// A connection: the client's address, and when the connection was accepted, if known. A client may
+/// use a port again later, so only the time distinguishes the connections of a port.
 pub(super) type Connection = (SocketAddr, Option<Duration>);
 
 /// The connection over which an attempt arrived, if the journal knows it.
