@@ -221,7 +221,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // Do not wait while a transaction is open, because then the relay might not stream yet.
+        // Do not wait while a transaction is open, because it may keep the relay from streaming.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
