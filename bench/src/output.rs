@@ -1,4 +1,4 @@
-//! Reads the output of `pg_recvlogical`, and notes when each row arrived.
+//! Reads the output of `pg_recvlogical`, and notes the arrival time of each row.
 //!
 //! The reader recognises rows by their ids, which the output contains as text, and decodes nothing
 //! else.

@@ -1,8 +1,9 @@
 //! The programs that `cargo xtask bench` runs along with the relay, mostly to compare the relay with
 //! them.
 //!
-//! They are one example of the root package, because they need its library and its dependencies, and
-//! because a release build of one example takes less time than a build of several:
+//! They need the library and the dependencies of the root package, so they are an example of this
+//! package. All of them share one example, because one builds faster in release mode than several. The
+//! programs are:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
 //! - `pgwire` reads a slot with the crate pgwire-replication.

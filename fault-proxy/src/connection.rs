@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::switch::{Cut, Direction, Flow, Switch};
 use crate::target::{Socket, Target};
 
-/// Number of bytes held back in one direction of a connection at which the proxy stops reading. Then the
-/// sender is blocked.
+/// How many bytes the proxy holds back in one direction of a connection before it stops reading, which
+/// blocks the sender.
 const QUEUE_BYTES: usize = 1 << 20;
 
 const READ_BUFFER: usize = 64 << 10;

@@ -44,8 +44,7 @@ pub enum Cut {
 pub(crate) struct Switch {
     pub(crate) to_target: Flow,
     pub(crate) from_target: Flow,
-    /// The flow of one connection, which is identified by the local port from which it reaches the
-    /// target.
+    /// The flow of one connection. The proxy's local port towards the target identifies the connection.
     pub(crate) of_one: Option<(u16, Flow)>,
     pub(crate) refuse: bool,
     /// The number of cuts so far.

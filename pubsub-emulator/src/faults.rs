@@ -22,7 +22,7 @@ use crate::connections::Connections;
 pub enum Action {
     /// Answers with the code and stores nothing.
     Fail(Code),
-    /// Like [`Action::Fail`], with a message of the test.
+    /// Like [`Action::Fail`], with a message that the test chooses.
     FailSaying {
         /// The code of the answer.
         code: Code,
@@ -198,8 +198,8 @@ impl Faults {
         self.any() && self.script().denies_publishing(topic)
     }
 
-    /// If a fault gives the same error reason (`Action::FailWithReason`) to every publish to the topic, returns the
-    /// error with which `GetTopic` and `TestIamPermissions` fail too.
+    /// The error with which `GetTopic` and `TestIamPermissions` fail, because a fault refuses every publish to the
+    /// topic with the same reason (`Action::FailWithReason`). `None` if there is no such fault.
     pub(crate) fn refusal(&self, topic: &str) -> Option<Status> {
         let reason = self.any().then(|| self.script().reason(topic))??;
         Some(reason.into())

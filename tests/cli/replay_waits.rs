@@ -1,4 +1,4 @@
-//! Tests that a replay says for whom it waits.
+//! Tests that a replay names what it is waiting for.
 
 use std::process::Stdio;
 

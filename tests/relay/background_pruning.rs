@@ -69,8 +69,8 @@ pub(crate) async fn written(database: &Database) -> Expected {
     expected
 }
 
-/// Waits until the relay has deleted all rows that were written so far, except the bad event's row. It
-/// must also have deleted the records of the service's rows.
+/// Waits until the relay has deleted the rows that were written so far (except the bad event's row) and the
+/// records of the service's rows.
 async fn wait_until_pruned(database: &Database) {
     let last = database.number("SELECT max(seq) FROM public.written").await;
     let left = format!(

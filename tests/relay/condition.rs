@@ -236,8 +236,7 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     wait_for_state(&addr, "streaming").await;
     database.wait_until_recorded().await;
 
-    // If no line has said that the writer fails, there must be no line which says that it works
-    // again.
+    // The log must say that the writer works again only if an earlier line has said that the writer fails.
     let refusals = "SELECT last_value FROM public.refusals";
     let before = database.number(refusals).await;
     database.execute(refuse).await;

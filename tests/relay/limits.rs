@@ -299,8 +299,8 @@ async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
     database.wait_until_audited().await;
     relay.stop().await;
     database.drop_slot().await;
-    // Keep a transaction open, for which PostgreSQL has to wait when it creates the new slot. The wait
-    // is longer than `lock_timeout`.
+    // Keep a transaction open. When PostgreSQL creates the new slot, it has to wait for this transaction,
+    // and the wait is longer than `lock_timeout`.
     let without = "default_transaction_read_only=off statement_timeout=0 lock_timeout=0 \
                    idle_in_transaction_session_timeout=0 idle_session_timeout=0";
     let without = without

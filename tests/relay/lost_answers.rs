@@ -1,8 +1,8 @@
 //! Tests in which the connection that writes the dispatch rows breaks at the worst moments: in the middle
 //! of a COPY, and between COMMIT and its answer.
 //!
-//! A trigger makes the writer's backend wait at such a moment. Then the test breaks the TCP connection of
-//! this session only.
+//! A trigger makes the writer's backend wait at one of these moments. Then the test breaks the TCP
+//! connection of this session only.
 
 use fault_proxy::{Cut, FaultProxy};
 use pubsub_emulator::RunningEmulator;

@@ -12,10 +12,10 @@ use tokio_postgres::NoTls;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// Creates the schema `evil`. Plants there and in `public` copies of the functions and operators of
-/// `pg_catalog`. Some copies have other argument types: PostgreSQL prefers such a copy if the original
-/// would need a conversion. Plants copies of the types and relations of `pg_catalog` in `evil` only.
-/// Counts each call, even if its transaction is rolled back.
+/// Creates the schema `evil`. Plants copies of the functions and operators of `pg_catalog` in `evil` and in
+/// `public`. Some copies have other argument types: PostgreSQL prefers such a copy if the original would
+/// need a conversion. Plants copies of the types and relations of `pg_catalog` in `evil` only. Counts each
+/// call, even if its transaction is rolled back.
 const PLANT: &str = r#"
 SET search_path = pg_catalog, pg_temp;
 CREATE SCHEMA evil;

@@ -161,8 +161,8 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From PostgreSQL 16 on, an earlier query of the relay, on the publication, already waits for the
-    // lock. The relay then looks up the columns only after the change.
+    // From PostgreSQL 16 on, the relay's query on the publication already waits for the lock. The relay
+    // looks up the columns after this query, so it sees the changed columns.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")

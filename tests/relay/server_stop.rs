@@ -17,7 +17,7 @@ pub(crate) const NOTICED: &str = "PostgreSQL is shutting down";
 const LAST_PAGE: u64 = 8192;
 
 /// Runs the SQL `work` while the walsender is frozen, and stops the server. The walsender can send the WAL of `work`
-/// only after the relay has noticed the shutdown. Returns how long the server took to stop from then on.
+/// only after the relay has noticed the shutdown. Returns the time that the server took to stop after that.
 pub(crate) async fn stop_with_unsent_wal(
     database: &mut Database,
     relay: &Relay,

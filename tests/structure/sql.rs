@@ -64,9 +64,9 @@ const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_xact_commit_timestamp",
 ];
 
-/// Matches a statement that reads the catalogue or the state of the server. Such a statement names a
-/// catalogue table or a statistics view, calls a function that reads one, looks up a name with a cast such as
-/// `::regclass`, or is a SHOW.
+/// Matches a statement that reads the catalogue or the state of the server: it names a catalogue table or
+/// a statistics view, calls a function that reads one, looks up a name with a cast such as `::regclass`, or
+/// is a SHOW.
 static OF_THE_CATALOGUE: LazyLock<Regex> = LazyLock::new(|| {
     const TABLE: &str = r"(?:from|join|,)[\s\\]+(?:pg_catalog\.)?pg_\w+\b|\binformation_schema\.";
     const FUNCTION: &str = r"\b(pg_\w+|current_setting|current_database|format_type|to_reg\w+|has_\w+_privilege|row_security_active)\(";
@@ -82,8 +82,8 @@ fn is_catalogue_query(literal: &str) -> bool {
 }
 
 /// The source files outside `slot-manager` that may query the catalogue, each with the reason. In
-/// `src/store/`, only a statement that also names our own tables may query it. Such a statement reads
-/// both at the same moment. Between two separate statements, the state of the server could change.
+/// `src/store/`, only a statement that also names our own tables may query it. Between two separate
+/// statements, for our tables and for the catalogue, the state of the server could change.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
     (
         "src/cli/init/script",

@@ -104,7 +104,7 @@ pub(crate) struct RelayPlan {
     pub(crate) wal_sender_timeout: Duration,
     /// Whether the later events of a key wait while a refused event of the key is in quarantine.
     pub(crate) quarantines_key: bool,
-    /// Whether `dispatch` is `exceptions`. Then published events have no record, unless they were
+    /// Whether `dispatch` is `exceptions`. In this mode published events have no record, unless they were
     /// quarantined and released.
     pub(crate) exceptions: bool,
     /// The number of buckets with `ordering = bucketed(n)`. Aggregates then share ordering keys.
@@ -277,8 +277,8 @@ impl RelayPlan {
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),
-            // Short, so that the relay finds a gap soon: it checks the publication at least eight times
-            // per `wal_sender_timeout`.
+            // A short `wal_sender_timeout`, so that the relay finds a gap soon: within this time it checks
+            // the publication at least eight times.
             () if fault_family.writes_beside_faults() => (2, 10),
             () => (10, 60),
         };

@@ -141,7 +141,7 @@ pub(crate) fn undecodable_id(number: u64) -> String {
     format!("bad00000-0000-4000-8001-{number:012x}")
 }
 
-/// SQL that inserts rows with these versions into the key of an undecodable row, which has the version 2.
+/// SQL that inserts rows with these versions. Their key is the key of an undecodable row, whose version is 2.
 fn of_undecodable_key(number: u64, versions: &[u64]) -> String {
     let rows = versions.iter().map(|version| {
         format!(

@@ -45,8 +45,8 @@ pub enum Answer {
     Pending,
     /// The message ids. The journal does not know whether the answer reached the client.
     MessageIds,
-    /// One message id too few, because of an injected fault. The client cannot tell from such an
-    /// answer which messages were stored.
+    /// One message id too few, because of an injected fault. The client cannot tell from this answer
+    /// which messages were stored.
     FewerIds,
     /// An error that comes from a rule of the service or from an injected fault.
     Error(Code),

@@ -14,9 +14,9 @@ use crate::support::{Database, PATIENCE};
 
 /// A terminal in which a command runs. The command is killed when this value is dropped.
 pub(super) struct Terminal {
-    /// The end of the pseudo terminal at which the test plays the window and the keyboard.
+    /// The end of the pseudo terminal where the test acts as window and keyboard.
     ours: File,
-    /// The end of the pseudo terminal that is the terminal of the command.
+    /// The end of the pseudo terminal that the command uses as its terminal.
     theirs: File,
     modes: LocalModes,
     child: Child,

@@ -221,7 +221,7 @@ impl History {
         let relay = self.world.relay();
         let key = format!("out{}", self.step);
         self.world.insert(&key, 5).await;
-        // Do not wait while a transaction is open, because then the relay might not stream yet.
+        // Do not wait while a transaction is open, because it may keep the relay from streaming.
         if self.slow.is_none() && self.prepared.is_empty() {
             self.world.wait_until_compared(&relay).await;
         }
@@ -331,8 +331,7 @@ async fn a_random_history_across_the_wraparound_publishes_what_the_model_says() 
     histories(across(Kind::Events).without_records(), &[14]).await;
 }
 
-/// The seed also decides about the table and the mode. CI plays the same histories in each run, so it plays none with a
-/// new seed.
+/// The seed also chooses the table and the mode. CI skips this test, because every run of CI plays the same histories.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_with_a_new_seed_publishes_what_the_model_says() {
     if asked_seed().is_none() && std::env::var_os("CI").is_some() {

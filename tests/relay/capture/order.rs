@@ -1,5 +1,5 @@
 //! Tests that a recovery publishes the rows of each key in insertion order, regardless of their `version`
-//! and of which transaction began first.
+//! and of the order in which their transactions began.
 
 use super::World;
 use super::table::Kind;

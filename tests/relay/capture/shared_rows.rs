@@ -1,5 +1,5 @@
 //! Tests of two running relays whose tables begin to share rows, because somebody attaches the table of one relay to
-//! the partitioned table of the other. Only the relay that owned the partition before continues.
+//! the partitioned table of the other. Only the relay of the attached table continues.
 
 use serde_json::Value;
 

@@ -209,8 +209,8 @@ async fn stop_after_the_capture_record(world: &World, lock: Client) -> Client {
     row
 }
 
-/// The slot exists, but no capture record says yet when capturing began. So the next relay must repeat
-/// the first start with another slot.
+/// The slot exists, but there is no capture record yet. So the next relay must repeat the first start
+/// with another slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() {
     for kind in KINDS {

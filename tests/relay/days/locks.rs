@@ -146,7 +146,7 @@ async fn a_day_stays_if_a_record_changes_after_its_row_was_judged() {
              WHERE event_id = (SELECT id FROM outbox.events ORDER BY seq LIMIT 1)",
         )
         .await;
-    // Wait until an attempt that has already read the old records has given up.
+    // Wait until an attempt has read the old records and then given up.
     tokio::time::sleep(Duration::from_millis(400)).await;
     reader.batch_execute("COMMIT").await.unwrap();
     let json = pruning.await.unwrap();

@@ -1,5 +1,5 @@
-//! Tests of `dispatch = exceptions` where one session, slot or mode ends and the next begins. There, a
-//! faulty relay could treat an unpublished event as published, or repeat events out of order.
+//! Tests of `dispatch = exceptions` where one session, slot or mode ends and the next begins. At that
+//! point, a faulty relay could treat an unpublished event as published, or repeat events out of order.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Tests what the views say about an incident that lasts: since when, how old the oldest event is, and what else waits.
+//! Tests what the views say about an incident that lasts: its duration, the age of the oldest event, and what else
+//! waits.
 
 use std::time::{Duration, Instant};
 
@@ -51,8 +52,8 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
     while first.elapsed() < Duration::from_secs(6) {
         stops().await;
     }
-    // The views show a shorter time than `first.elapsed()`, because at each restart the time that the relay
-    // needs to write its condition is not counted.
+    // The views show less than `first.elapsed()`: at each restart, they do not count the time that the relay
+    // needs to write its condition.
     let least = first.elapsed() / 2;
     let environment = [
         ("DATABASE_URL", database.url.as_str()),

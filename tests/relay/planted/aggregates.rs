@@ -1,7 +1,7 @@
 //! Aggregates that a stranger has planted with the names of PostgreSQL's own aggregates and window functions.
-//! (Only a superuser can create window functions. But an aggregate can be called like one.)
+//! (Only a superuser can create window functions, but an aggregate can be called as a window function.)
 
-/// Continues `PLANT`. The planted functions of an aggregate count their calls, also if it reads no row.
+/// Continues `PLANT`. The planted functions count their calls, even if their aggregate reads no row.
 pub(super) const PLANT: &str = r#"
 CREATE FUNCTION evil.last(text) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog AS
     'BEGIN PERFORM evil.trap(); END';

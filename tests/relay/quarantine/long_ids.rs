@@ -1,4 +1,4 @@
-//! Tests a row of a custom table whose id has three million characters.
+//! Tests a custom table with a row whose id has three million characters.
 
 use super::*;
 use crate::http::metric;

@@ -44,7 +44,7 @@ async fn a_server_of_another_timeline_that_has_the_slot_is_served_and_audited() 
     assert_eq!(database.number(timeline).await, 1);
 }
 
-/// Copies to another cluster the rows that a dump of the outbox would contain.
+/// Copies rows to another cluster: those that a dump of the outbox would contain.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
     let last = from.number("SELECT max(seq) FROM outbox.events").await;

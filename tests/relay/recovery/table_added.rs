@@ -1,5 +1,5 @@
 //! Tests a table with old rows that is added to the settings with `start = all`. The slot is fine, so the
-//! relay keeps it, and publishes from its stream the rows that were deleted before they were delivered.
+//! relay keeps it. Rows that were deleted before they were delivered are published from the slot's stream.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -86,7 +86,7 @@ async fn a_replay_is_not_faster_than_its_rate() {
     );
     let took = began.elapsed();
     assert_eq!(report["sent"], 40, "{report}");
-    // Each key has two events. The last key is released once the other 38 events are due, after 3.8
-    // s.
+    // Each of the 20 keys has two events. The last key is released only when the 38 events of the other
+    // keys are due, which takes 3.8 s.
     assert!(took >= Duration::from_millis(3_800), "{took:?}");
 }

@@ -143,8 +143,8 @@ enum Family {
 }
 
 /// Draws the faults in which the slot is lost. If the relay does not notice that the slot was
-/// recreated, it delivers late the rows that the new slot omits. The judges can check the order of
-/// late rows only after one such loss, so a schedule with such a loss has no other loss.
+/// recreated, the rows that the new slot omits are late. The judges can check the order of late rows
+/// only after a single loss of this kind, so a schedule with one has no other loss.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);

@@ -1,9 +1,8 @@
 //! When each connection to Pub/Sub was opened, and when its last request arrived.
 //!
-//! A fault that kills a relay or breaks its connections does not explain a duplicate that a living
-//! relay sends over its own connections. Such a fault explains a duplicate only if one copy arrived
-//! over a connection that ended with the fault, and the other copy over a connection that was
-//! opened afterwards.
+//! A fault that kills a relay or breaks its connections explains a duplicate only if one copy arrived
+//! over a connection that ended with the fault, and the other copy over a connection that was opened
+//! afterwards. It does not explain a duplicate that a living relay sends over its own connections.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,8 +13,8 @@ use pubsub_emulator::Attempt;
 use super::duplicates::LATE;
 use crate::stage::Occurrence;
 
-/// A connection: the client's address, and when the connection was accepted, if known. The time
-/// distinguishes connections of the same port, which a client may use again later.
+/// A connection: the client's address, and when the connection was accepted, if known. A client may
+/// use a port again later, so only the time distinguishes the connections of a port.
 pub(super) type Connection = (SocketAddr, Option<Duration>);
 
 /// The connection over which an attempt arrived, if the journal knows it.
@@ -48,10 +47,9 @@ impl Connections {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether one of the two attempts arrived over a connection that may have ended with the
-    /// fault, and the other attempt over a connection that was opened after the fault began. With
-    /// several relays, this second connection may also be older, because it may belong to a relay
-    /// that served the slot before.
+    /// Whether the two attempts arrived over different connections: one that may have ended with the
+    /// fault, and one that was opened after the fault began. With several relays, the second
+    /// connection may also be older, because it may belong to a relay that served the slot before.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

@@ -221,8 +221,8 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With two relays, the killed relay may have been the standby. Then the other relay lost the
-        // slot.
+        // With two relays, the killed relay may have been the standby. In that case the other relay lost
+        // the slot.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })

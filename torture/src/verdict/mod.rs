@@ -102,7 +102,7 @@ pub(crate) struct Evidence {
     pub(crate) publish_timeout: Duration,
     /// Whether Pub/Sub closes connections of a certain age.
     pub(crate) closes_connections: bool,
-    /// Whether `dispatch` is `exceptions`. Then published events have no record unless they were
+    /// Whether `dispatch` is `exceptions`. In this mode published events have no record unless they were
     /// released. After a crash, the relay repeats more events than with `dispatch = full`, but the
     /// repeats must still be complete and in order.
     pub(crate) exceptions: bool,

@@ -111,8 +111,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
     violations
 }
 
-/// Compares the number of dispatch rows below each sampled position with the number in the end. If
-/// there are more in the end, some rows were missing when the sample was taken.
+/// Compares the number of dispatch rows below each sampled position with the final number below that
+/// position. If the final number is higher, some rows were missing when the sample was taken.
 fn before_recorded(evidence: &Evidence, samples: &[Sample]) -> Vec<Violation> {
     let mut commits: Vec<u64> = evidence
         .records

@@ -23,9 +23,9 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             });
         };
         let is_first = recorded.insert(&record.event_id);
-        // When a slot is dropped while a relay runs, the relay's last records may be committed just
-        // after another relay has taken the snapshot with which it searches for unrecorded rows. The
-        // event then gets two rows.
+        // Suppose that a slot is dropped while a relay runs, and that another relay takes a snapshot to
+        // search for unrecorded rows. The first relay may commit its last records just after this
+        // snapshot, and the other relay then writes a second row for the same event.
         let is_of_two_relays = evidence.relays > 1 && record.is_from_table();
         if !is_first && !is_of_two_relays {
             complain("it is not the only one");

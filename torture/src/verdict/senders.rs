@@ -1,8 +1,8 @@
 //! Checks that no relay sends an event whose dispatch row it must know (guarantee G3).
 //!
-//! Before a relay streams, it reads once the dispatch rows of all events after the slot's position.
-//! So a process must know the rows that existed when it started, and the rows of its own requests.
-//! It cannot know rows that a killed or superseded relay's connection commits after that read. The
+//! Before a relay streams, it reads the dispatch rows of all events after the slot's position, and does
+//! so only once. So a process must know the rows that existed when it started, and the rows of its own
+//! requests. It cannot know rows that the connection of a killed or superseded relay commits later. The
 //! journal does not show such rows, so this check ignores them. It also ignores events that were
 //! released from quarantine, because a relay must send them although they have a record. And it
 //! ignores requests that a frozen relay had in its buffers.

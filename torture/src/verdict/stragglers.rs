@@ -1,10 +1,10 @@
 //! Requests that were stored after their sender had died, lost its connection, lost the slot or was
 //! frozen.
 //!
-//! Pub/Sub may read and store the requests of such a client late, perhaps after the client's
-//! successor has sent the same events. A frozen client may also send the requests in its buffers
-//! when it wakes up. The relay cannot prevent this. So a straggler counts only as a duplicate, and
-//! the rules for the order between requests of *living* senders do not apply to it.
+//! Pub/Sub may read and store these requests late, perhaps after the sender's successor has sent the
+//! same events. A frozen sender may also send the requests in its buffers when it wakes up. The relay
+//! cannot prevent this. So a straggler counts only as a duplicate, and the rules for the order between
+//! requests of *living* senders do not apply to it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -62,7 +62,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts the writers. `makes_slots` means that slots are created while the writers write. Then the
+    /// Starts the writers. `makes_slots` means that slots are created while the writers write. In this case the
     /// other statements in their database (`beside::MILD_NOISE`) rewrite no table, because PostgreSQL 15 could
     /// otherwise create a slot that cannot be read.
     pub(crate) fn start(

@@ -64,7 +64,7 @@ fn a_fault_that_ends_connections_explains_no_duplicate_over_surviving_ones() {
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
         // After a fault, the emulator may still read requests of a connection that was open when the
-        // fault happened, so the fault explains such a duplicate.
+        // fault happened, so the fault explains this duplicate.
         evidence.attempts[2].peer = peer(5);
         (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
         assert!(!is_explained(&evidence), "opened after the fault");

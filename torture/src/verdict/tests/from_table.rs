@@ -82,8 +82,8 @@ fn an_omitted_event_may_come_late_but_not_early() {
         !stored_in_order(FromTable::Late, [2, 1, 0]).is_empty(),
         "e3 before e1"
     );
-    // If the relay notices that the slot was lost, it must publish the rows of the table and the
-    // stream in order.
+    // If the relay notices that the slot was lost, it must publish the rows from the table and from
+    // the stream in order.
     assert!(!stored_in_order(FromTable::InOrder, [0, 2, 1]).is_empty());
 }
 
