@@ -2,7 +2,7 @@
 //! relay's log, and the commands, which read only the database.
 
 use std::process::Output;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 use serde_json::Value;
@@ -144,6 +144,47 @@ async fn a_topic_that_fails_is_named_on_every_screen_until_it_works_again() {
     assert!(
         lines("code=\"topic-missing\"") <= 4,
         "at most one line per ten seconds:\n{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_session_knows_since_when_a_topic_fails() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let missing = Fault::new(Action::Fail(Code::NotFound)).on_topic("order.events");
+    emulator.faults().inject(missing);
+    let addr = free_addr();
+    let host = emulator.addr().to_string();
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &addr)]);
+    insert_orders(&database, 5, 5).await;
+    wait_for_state(&addr, "blocked-on-pubsub").await;
+    let began = Instant::now();
+    let failed_since = async |failures: u64| {
+        eventually("the topic fails more often", || async {
+            let status = status(&addr).await?;
+            let now = status["topics"][0]["failures"].as_u64()?;
+            (now > failures).then_some(now)
+        })
+        .await
+    };
+    let mut failures = failed_since(5).await;
+    for _ in 0..2 {
+        let end_session = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+                           WHERE active AND database = current_database()";
+        database.execute(end_session).await;
+        failures = failed_since(failures).await;
+    }
+    let lasted = began.elapsed().as_secs_f64();
+    let status = status(&addr).await.unwrap();
+    assert!(
+        status["topics"][0]["for_seconds"].as_f64().unwrap() >= lasted - 1.5,
+        "{status}"
+    );
+    let log = relay.log();
+    let lines = log.matches("code=\"topic-missing\"").count();
+    assert!(
+        lines as f64 <= lasted / 10.0 + 2.0,
+        "{lines} lines in {lasted} s: {log}"
     );
 }
 
