@@ -132,30 +132,16 @@ impl Visit for MessageText {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::Arc;
 
     use tracing_subscriber::layer::SubscriberExt;
 
+    use super::super::tests::Lines;
     use super::*;
-
-    #[derive(Debug, Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn a_line_comes_at_most_a_hundred_times_and_does_not_hold_up_other_lines() {
-        let written = Written::default();
+        let written = Lines::default();
         let writer = written.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Level::DEBUG)
@@ -169,7 +155,7 @@ mod tests {
             }
             tracing::warn!("another line");
         });
-        let written = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let written = written.text();
         let count = |text: &str| written.matches(text).count();
         assert_eq!(count("this key is released"), 100, "{written}");
         assert_eq!(count("a detail"), 150, "{written}");

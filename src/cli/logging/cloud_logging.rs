@@ -102,24 +102,8 @@ impl Visit for EntryFields {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
+    use super::super::tests::Lines;
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn an_event_has_the_field_names_of_cloud_logging() {
@@ -132,7 +116,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(slot = %"shop", waiting = 3, severity = "forged", "a \"topic\"\nfails");
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let text = lines.text();
         assert_eq!(text.matches('\n').count(), 1, "{text}");
         let entry: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(entry["severity"], "WARNING");

@@ -352,6 +352,19 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     let log = relay.log();
     let told = log.matches("all events of this key are released").count();
     assert!((1..=300).contains(&told), "{told} lines: {log}");
+    // The next line after the ten seconds tells how many lines were left out.
+    let end_session = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+                       WHERE active AND database = current_database()";
+    eventually("the log tells how many lines it left out", || async {
+        database.execute(end_session).await;
+        let log = relay.log();
+        let line = log
+            .lines()
+            .find(|line| line.contains("left out similar log lines"))?;
+        line.contains("all events of this key are released")
+            .then_some(())
+    })
+    .await;
     relay.stop().await;
 }
 

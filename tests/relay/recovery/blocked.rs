@@ -45,12 +45,13 @@ async fn stored_versions(database: &Database, emulator: &RunningEmulator) -> Vec
     versions
 }
 
-async fn lose_slot_with_a_blocked_key(database: Database) {
+/// Kills a relay when the events 2 and 3 of a key are in flight, and the events 4 to 6 of the key are in quarantine. Then
+/// drops the slot.
+async fn lose_slot_with_a_blocked_key(database: &Database) -> RunningEmulator {
     let emulator = harness::emulator().await;
-    let relay = Relay::start(&database, &emulator);
-    insert_one(&database, 1, "Good").await;
+    let relay = Relay::start(database, &emulator);
+    insert_one(database, 1, "Good").await;
     database.wait_until_recorded().await;
-    // The events 2 and 3 are still in flight when the events 4 to 6 are in quarantine already.
     let slow = Action::Delay(Duration::from_secs(600));
     emulator.faults().inject(Fault::new(slow));
     for (version, event_type) in [
@@ -60,18 +61,55 @@ async fn lose_slot_with_a_blocked_key(database: Database) {
         (5, "Bad"),
         (6, "Good"),
     ] {
-        insert_one(&database, version, event_type).await;
+        insert_one(database, version, event_type).await;
     }
     eventually("the key is blocked", || async {
-        (versions(&database, "quarantined").await == "4 5 6").then_some(())
+        (versions(database, "quarantined").await == "4 5 6").then_some(())
     })
     .await;
     relay.kill_9();
-    assert_eq!(versions(&database, "published").await, "1");
-    emulator.faults().lift_all();
-    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    assert_eq!(versions(database, "published").await, "1");
+    harness::wait_until_killed_relays_are_gone(database, &emulator).await;
     database.drop_slot().await;
-    insert_one(&database, 7, "Good").await;
+    insert_one(database, 7, "Good").await;
+    emulator
+}
+
+/// Discards the bad events, and releases the others.
+async fn release(database: &Database) {
+    let url = [("DATABASE_URL", database.url.as_str())];
+    let run = |args: &[&str]| {
+        let ran = harness::postrider(args, &url).output().unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+    };
+    for version in [4, 5] {
+        let id = format!("SELECT id::text FROM outbox.events WHERE version = {version}");
+        let id = database.text(&id).await;
+        run(&["quarantine", "discard", &id, "--yes"]);
+    }
+    run(&["quarantine", "release", "--all"]);
+}
+
+async fn assert_all_good_events_are_in_order(
+    database: &Database,
+    emulator: &RunningEmulator,
+    relay: &Relay,
+) {
+    eventually("all good events are published", || async {
+        (versions(database, "published").await == "1 2 3 6 7 8").then_some(())
+    })
+    .await;
+    assert_eq!(
+        stored_versions(database, emulator).await,
+        [1, 2, 3, 6, 7, 8],
+        "{}",
+        relay.log()
+    );
+}
+
+async fn recover_with_a_blocked_key(database: Database) {
+    let emulator = lose_slot_with_a_blocked_key(&database).await;
+    emulator.faults().lift_all();
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     wait_until_recovered(&database).await;
@@ -84,32 +122,49 @@ async fn lose_slot_with_a_blocked_key(database: Database) {
         relay.log()
     );
     assert_eq!(versions(&database, "quarantined").await, "4 5 6 7 8");
-    let url = [("DATABASE_URL", database.url.as_str())];
-    let run = |args: &[&str]| {
-        let ran = harness::postrider(args, &url).output().unwrap();
-        assert!(ran.status.success(), "{ran:?}");
-    };
-    for version in [4, 5] {
-        let id = format!("SELECT id::text FROM outbox.events WHERE version = {version}");
-        let id = database.text(&id).await;
-        run(&["quarantine", "discard", &id, "--yes"]);
-    }
-    run(&["quarantine", "release", "--all"]);
-    eventually("everything is released", || async {
-        (versions(&database, "published").await == "1 2 3 6 7 8").then_some(())
+    release(&database).await;
+    assert_all_good_events_are_in_order(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_flight_come_before_events_that_were_released_while_no_relay_ran() {
+    let database = Database::start().await;
+    let emulator = lose_slot_with_a_blocked_key(&database).await;
+    release(&database).await;
+    emulator.faults().lift_all();
+    let relay = Relay::start(&database, &emulator);
+    insert_one(&database, 8, "Good").await;
+    assert_all_good_events_are_in_order(&database, &emulator, &relay).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_9_during_a_recovery_keeps_events_in_flight_before_the_blocked_event() {
+    let database = Database::start().await;
+    let emulator = lose_slot_with_a_blocked_key(&database).await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("finished reading the table").await;
+    eventually("event 7 is in quarantine", || async {
+        (versions(&database, "quarantined").await == "4 5 6 7").then_some(())
     })
     .await;
-    assert_eq!(
-        stored_versions(&database, &emulator).await,
-        [1, 2, 3, 6, 7, 8],
-        "{}",
-        relay.log()
-    );
+    relay.kill_9();
+    emulator.faults().lift_all();
+    harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    let relay = Relay::start(&database, &emulator);
+    insert_one(&database, 8, "Good").await;
+    wait_until_recovered(&database).await;
+    eventually("event 8 is in quarantine", || async {
+        (versions(&database, "quarantined").await == "4 5 6 7 8").then_some(())
+    })
+    .await;
+    assert_eq!(versions(&database, "published").await, "1 2 3");
+    release(&database).await;
+    assert_all_good_events_are_in_order(&database, &emulator, &relay).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_in_flight_before_a_blocked_event_are_published_before_it_when_the_slot_is_lost() {
-    lose_slot_with_a_blocked_key(Database::start().await).await;
+    recover_with_a_blocked_key(Database::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +173,7 @@ async fn without_an_index_on_the_ids_a_recovery_finds_the_blocked_event_in_the_t
     database
         .execute("ALTER TABLE outbox.events DROP CONSTRAINT events_pkey")
         .await;
-    lose_slot_with_a_blocked_key(database).await;
+    recover_with_a_blocked_key(database).await;
 }
 
 /// Without the column `seq`, the recovery sorts the rows by version and transaction.
@@ -128,5 +183,5 @@ async fn without_a_seq_a_recovery_publishes_events_before_a_blocked_event_too() 
     database
         .execute("ALTER TABLE outbox.events DROP COLUMN seq")
         .await;
-    lose_slot_with_a_blocked_key(database).await;
+    recover_with_a_blocked_key(database).await;
 }
