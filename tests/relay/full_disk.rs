@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use pubsub_emulator::RunningEmulator;
 use scratch_postgres::StopMode;
 
-use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
-use crate::http::{free_addr, get};
+use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider, signal};
+use crate::http::{free_addr, get, metric};
 use crate::load::{Load, wait_for_more};
 
 /// A small file system in memory. It is unmounted on drop.
@@ -201,6 +201,19 @@ async fn a_server_that_panics_for_want_of_room_for_its_wal_loses_and_repeats_not
     let (_, status) = get(&addr, "/status").await.unwrap();
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["state"], "blocked-on-database", "{status}");
+    assert_eq!(status["code"], "postgres-unreachable", "{status}");
+    let gauge = metric(&addr, "postrider_condition blocked-on-database").await;
+    assert_eq!(gauge, Some(1.0));
+    for command in [&["status"][..], &["slot", "show"]] {
+        let ran = postrider(command, &[("DATABASE_URL", &database.url)]).output();
+        let ran = ran.unwrap();
+        let error = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(3), "{command:?}: {error}");
+        assert!(
+            error.contains("postgres-unreachable"),
+            "{command:?}: {error}"
+        );
+    }
     disk.make_room();
     let _ = database.server().kill_9();
     database.server().start_again().unwrap();
