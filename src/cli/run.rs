@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
 use super::{logging, require_files, signals};
 use crate::build_info;
 use crate::condition::RelayState;
@@ -21,38 +24,46 @@ const FILES: usize = 32;
 
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
     logging::start(settings.log_format)?;
+    let runtime = runtime()?;
+    // Before the first line of the log: whoever has read it can rely on a graceful shutdown.
+    let shutdown = runtime.block_on(async { signals::watch() })?;
     log_what_runs(&settings);
-    run_until_shutdown(settings)?;
+    runtime.block_on(relay(settings, shutdown))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the first line of the relay's log. After the first connection, the session logs the server
-/// and the main settings.
+fn runtime() -> Result<Runtime> {
+    require_files(FILES)?;
+    Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::of_system("cannot start a runtime", e))
+}
+
+/// Writes the first line of the relay's log: everything that is known before the first connection. The
+/// session logs the server after it has connected.
 fn log_what_runs(settings: &Settings) {
     let database = settings.database.as_ref().map(ToString::to_string);
+    let tables = settings.tables.iter().map(|table| table.table.to_string());
+    let tables: Vec<String> = tables.collect();
+    let topics: Vec<String> = settings.configured_topics().into_iter().collect();
     let port = settings.http_addr.map(|addr| addr.to_string());
     tracing::info!(
         version = build_info::VERSION,
         commit = build_info::commit().unwrap_or("unknown"),
         database,
         slot = %settings.slot,
+        publication = settings.publication,
+        tables = tables.join(", "),
+        project = settings.project,
+        topics = topics.join(", "),
         http_addr = port.as_deref().unwrap_or("off"),
         "postrider starts"
     );
 }
 
-fn run_until_shutdown(settings: Settings) -> Result<()> {
-    require_files(FILES)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .enable_all()
-        .build()
-        .map_err(|e| Error::of_system("cannot start a runtime", e))?;
-    runtime.block_on(relay(settings))
-}
-
-async fn relay(settings: Settings) -> Result<()> {
-    let shutdown = signals::watch()?;
+async fn relay(settings: Settings, shutdown: watch::Receiver<bool>) -> Result<()> {
     let metrics = Metrics::default();
     let state = Arc::new(RelayState::default());
     let listener = match settings.http_addr {

@@ -41,7 +41,7 @@ impl OurDatabase {
         let sql = connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await?;
         opener.set(&sql).await?;
         let cluster = cluster::inspect(&sql).await?;
-        greeting.log_once(settings, &cluster, &sql.target().address());
+        greeting.log_once(&cluster, &sql.target().address());
         if cluster.major_version() < 14 {
             return Err(Error::new(
                 Code::PostgresVersion,

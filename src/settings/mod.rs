@@ -12,6 +12,7 @@ mod layers;
 mod table_keys;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -211,6 +212,19 @@ impl Settings {
 }
 
 impl Settings {
+    /// The topics as they are configured. A name in braces stands for the value of that column in the row.
+    pub fn configured_topics(&self) -> BTreeSet<String> {
+        let of_tables = self.tables.iter().flat_map(|table| {
+            let rules = table.topic_rules.values().cloned();
+            rules.chain([table.topic.to_string()])
+        });
+        let mut topics: BTreeSet<String> = of_tables.collect();
+        if let Ok(Some(topic)) = self.dead_letter_topic() {
+            topics.insert(topic.to_string());
+        }
+        topics
+    }
+
     /// The full name of the dead-letter topic, if one is set.
     ///
     /// # Errors
