@@ -245,8 +245,12 @@ pub fn remedy_for_stranger(holder: &Holder) -> String {
 impl InvalidationCause {
     fn remedy(&self) -> &'static str {
         match self {
-            Self::RowsRemoved | Self::Conflict => {
+            Self::RowsRemoved => {
                 "set hot_standby_feedback = on on the standby server that served the slot"
+            }
+            Self::Conflict => {
+                "on the standby server that served the slot, set hot_standby_feedback = on; on its primary, \
+                 keep wal_level = logical"
             }
             Self::WalLevelInsufficient => "set wal_level = logical and restart the server",
             Self::IdleTimeout => "raise idle_replication_slot_timeout or set it to 0",
