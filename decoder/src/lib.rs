@@ -1,7 +1,7 @@
 //! Decodes the output of a PostgreSQL walsender: the frames of the streaming replication protocol
 //! and, inside them, the messages of `pgoutput` at protocol version 1.
 //!
-//! The crate does no IO, has no clock and never waits. It turns bytes that the caller owns into
+//! The crate does no IO, has no clock and never blocks. It turns bytes that the caller owns into
 //! values that borrow from these bytes. A tour, in the order in which the bytes arrive:
 //!
 //! 1. Each `CopyData` body is a [`frame::Frame`]: WAL data or a keepalive
@@ -27,10 +27,10 @@
 //! ```
 //!
 //! **Invariants.** Every input results in a value or a [`DecodeError`], never in a panic. Decoding
-//! a message checks all of it, so iterating over its tuple, columns or relations cannot fail. Only
-//! [`RelationCache`] allocates memory, in proportion to its input. If a count or a length on the wire
-//! promises more bytes than the input has, decoding fails. Trailing bytes, flags that protocol 1
-//! does not define, and messages of later protocols are errors.
+//! a message checks all of it, so iterating over its tuple, columns or relations cannot fail. Decoding
+//! allocates no memory, and [`RelationCache`] allocates in proportion to its input. If a count or a
+//! length on the wire promises more bytes than the input has, decoding fails. Trailing bytes, flags
+//! that protocol 1 does not define, and messages of later protocols are errors.
 //!
 //! **Not here:** the connection and its authentication, `CopyData` framing, the decision which
 //! position to confirm to the server and when, and the meaning of an outbox table's columns.

@@ -16,8 +16,8 @@ pub enum Message<'a> {
     Begin(Begin),
     /// Ends a committed transaction.
     Commit(Commit),
-    /// Names the server where the transaction originated. If the transaction has an origin, this
-    /// message follows Begin.
+    /// Names the server from which the transaction was replicated. Follows Begin, if the transaction
+    /// has an origin.
     Origin(Origin<'a>),
     /// Describes a table. The server sends it before changes to that table.
     Relation(Relation<'a>),

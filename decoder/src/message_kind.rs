@@ -1,7 +1,7 @@
 //! The names and tag bytes of everything that a walsender can send while it streams.
 //!
-//! Messages of later protocol versions are known only by name. So if a stream was started with the
-//! wrong options, the error says so clearly instead of "unknown byte".
+//! Messages of later protocol versions have a name here, although the crate does not decode them. So
+//! if a stream was started with the wrong options, the error names the message instead of a byte.
 
 use std::fmt;
 

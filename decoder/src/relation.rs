@@ -12,8 +12,8 @@ use crate::{MessageKind, Oid};
 pub struct Relation<'a> {
     /// The OID by which changes refer to the table.
     pub oid: Oid,
-    /// The table's schema. If the string on the wire is empty, this field is `pg_catalog`, which is
-    /// what PostgreSQL means by the empty string.
+    /// The table's schema. This field is `pg_catalog` if the string on the wire is empty, because
+    /// PostgreSQL sends an empty string for that schema.
     pub namespace: &'a str,
     /// The table's name within the schema.
     pub name: &'a str,
@@ -70,7 +70,7 @@ impl<'a> Relation<'a> {
     }
 }
 
-/// Reads the name of a schema. Returns `pg_catalog` for the empty string that the server sends for it.
+/// Reads the name of a schema. An empty string on the wire means `pg_catalog`.
 pub(crate) fn read_namespace<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
     let name = reader.string("the name of the schema (string)")?;
     Ok(if name.is_empty() { "pg_catalog" } else { name })

@@ -24,7 +24,7 @@ pub struct Tuple<'a> {
 pub enum Value<'a> {
     /// SQL's NULL.
     Null,
-    /// A large value that an UPDATE did not change. The server does not send such a value.
+    /// A large value that an UPDATE did not change. The server does not send such a value, so it is unknown here.
     UnchangedToast,
     /// The text form of the value, as `SELECT` would print it, in the client encoding.
     Text(&'a [u8]),

@@ -9,8 +9,8 @@ use crate::{Oid, Tuple};
 pub struct Update<'a> {
     /// The relation. An earlier [`Relation`](crate::Relation) of the session describes it.
     pub relation: Oid,
-    /// The row before the update. `None` if the key has not changed and the replica identity is not
-    /// full.
+    /// The row before the update. The server sends it if the replica identity is full or the update
+    /// changed the key.
     pub old: Option<OldRow<'a>>,
     /// The row after the update. Large values that did not change are
     /// [`UnchangedToast`](crate::Value::UnchangedToast).

@@ -17,10 +17,10 @@ use crate::{SlotError, query};
 pub enum LastReply {
     /// The walsender does not read from a slot.
     NoSlot,
-    /// The walsender reads from a slot, but the time is not visible, usually because our role lacks
-    /// the privileges of `pg_read_all_stats`.
+    /// The walsender reads from a slot, but the time of the message is not visible, usually because our role
+    /// lacks the privileges of `pg_read_all_stats`.
     Hidden,
-    /// When the reader sent the message, by the reader's own clock.
+    /// When the client sent the message, by the client's own clock.
     SentAt(SystemTime),
 }
 
@@ -38,10 +38,11 @@ pub async fn last_reply(client: &Client, walsender: i32) -> Result<LastReply, Sl
     Ok(sent_at.map_or(LastReply::Hidden, LastReply::SentAt))
 }
 
-/// The `application_name` of the session in which a relay polls the server. The relay polls every few seconds
-/// while its walsender, the server process `walsender`, reads from a slot. Other sessions use the state of
-/// the polling session to find out whether the relay is alive. (They cannot use
-/// `pg_stat_replication.reply_time`, because that time comes from the relay's clock.)
+/// The `application_name` of the session in which a relay polls the server every few seconds while it streams.
+/// `walsender` is the pid of the relay's walsender.
+///
+/// [`slots`](crate::slots) finds the polling session by this name. The time of the session's last statement shows
+/// whether the relay is alive. `pg_stat_replication.reply_time` does not, because it comes from the relay's clock.
 #[must_use]
 pub fn supervisor_name(walsender: i32) -> String {
     format!("postrider supervisor {walsender}")
@@ -75,8 +76,8 @@ impl ServerProcess {
     }
 }
 
-/// Whether the server process exists and is running a statement, without waiting for its client. Also true if
-/// our role is not allowed to see the state of the process.
+/// Whether the server process is busy: it exists, runs a statement, and does not wait for its client. Also true
+/// if our role is not allowed to see the state of the process.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -113,10 +114,11 @@ pub async fn synchronous_standby_wait(
     Ok(waited.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
 }
 
-/// Counts the other sessions in this database, with this application name, that may be writing. A session of
-/// our own role counts while it runs a statement or has a transaction open. A session of another role counts
-/// while it holds a lock on `table` (a quoted name), if that role is allowed to update the table. So a relay
-/// that still runs with an earlier role counts, and a session of an unrelated role does not.
+/// Counts the other sessions in this database, with this application name, that may be writing.
+///
+/// A session of our own role counts while it runs a statement or has a transaction open. A session of another
+/// role counts while it holds a lock on `table` (a quoted name), if that role is allowed to update the table.
+/// This rule includes a relay that still runs with an earlier role, and excludes roles that are not a relay's.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,9 +1,9 @@
 //! Identifies the cluster and the database that we are connected to.
 //!
-//! The system identifier and the oid of the database identify a database. A new cluster with the same data
-//! (dump and restore, major upgrade) has a different system identifier. A copy of the database on the same
-//! cluster has a different oid. But a copy of the server's files has the same numbers as the original, so
-//! these numbers cannot tell the copy from the original. The timeline grows with each promotion.
+//! The system identifier of the cluster and the oid of the database identify a database. A new cluster with the
+//! same data (dump and restore, major upgrade) has a different system identifier. A copy of the database on the
+//! same cluster has a different oid. Only a copy of the server's files cannot be told from the original, because
+//! both numbers are the same. The timeline is not part of the identity, because it grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -52,8 +52,8 @@ impl Serialize for SystemIdentifier {
     }
 }
 
-/// Identifies one database of one cluster. A copy of the database has a different origin. Only a copy that
-/// was made from the server's files has the same origin.
+/// Identifies one database of one cluster. A copy of the database has a different origin, unless it was made
+/// from the server's files (by `pg_basebackup`, for example).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DatabaseOrigin {
     /// The cluster.
@@ -173,8 +173,8 @@ const WAL_PAGE: u64 = 8_192;
 /// page, which lies beyond the end of the record. [`wal_end`] subtracts the header.
 const PAGE_HEADERS: [u64; 2] = [24, 40];
 
-/// Returns the end of a primary's WAL, including WAL that is not flushed yet. Every visible transaction
-/// lies before this position.
+/// Returns the end of a primary's WAL, including WAL that is not flushed yet. Every transaction whose rows are
+/// visible has committed before this position.
 ///
 /// # Errors
 /// [`SlotError::Database`], also on a standby server, which writes no WAL.

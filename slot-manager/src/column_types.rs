@@ -8,10 +8,10 @@ use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query};
 
-/// A type that the stream named, as the catalogue describes it now.
+/// A column type whose oid the stream has sent, as the catalogue describes it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogType {
-    /// The oid that the stream gave for the type.
+    /// The oid from the stream.
     pub named: Oid,
     /// Oid of the base type. If the type was dropped, the base type that the column has now.
     pub base: Oid,
@@ -24,10 +24,9 @@ pub struct CatalogType {
 /// Looks up the types of some columns of a table. Omits a type if both the type and its column have
 /// been dropped.
 ///
-/// The stream describes a table as it was when its rows were written. A type that was dropped since
-/// then is no longer in the catalogue, and its column has another type now. The old values can be
-/// read as the new type, because PostgreSQL has either converted them or found that no conversion
-/// is needed.
+/// The stream describes a table as it was when its rows were written. If a type was dropped since then, its
+/// column has another type now, and this function looks up that type instead. The old values can be read as
+/// the new type, because PostgreSQL has either converted them or found that no conversion is needed.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -1,4 +1,4 @@
-//! Judges the state of a slot, how bad that state is, and what to do about it.
+//! Determines the state of a slot, how bad that state is, and what to do about it.
 //!
 //! This module does no IO: the caller passes in all facts as an [`Observation`]. Causes are checked before
 //! symptoms, so that a slot of another cluster is not reported as "inactive", nor a lost slot as "lagging".
@@ -62,7 +62,7 @@ pub enum Viewer {
 pub struct RecordedPosition {
     /// The database that the relay was connected to when it wrote the record.
     pub origin: DatabaseOrigin,
-    /// The confirmed position; `None` if no relay has served the slot yet.
+    /// The confirmed position; `None` if no relay has used the slot yet.
     pub confirmed_lsn: Option<Lsn>,
     /// Whether it is certain that the relay has confirmed nothing since it made this record. True if the record
     /// comes from the memory of a running relay, or if the relay wrote it as the last step of a graceful
@@ -111,7 +111,7 @@ impl Default for Thresholds {
     }
 }
 
-/// Returns the state of a slot. If several states apply, returns the cause of the others.
+/// Returns the state of a slot. If several states apply, returns the one that causes the others.
 #[must_use]
 pub fn judge(observation: &Observation<'_>, thresholds: &Thresholds) -> Health {
     let Observation {
@@ -142,8 +142,8 @@ fn gone(slot: &Slot) -> Option<Health> {
         Some("wal_level_insufficient") => InvalidationCause::WalLevelInsufficient,
         Some("idle_timeout") => InvalidationCause::IdleTimeout,
         Some(other) => InvalidationCause::Other(other.to_owned()),
-        // PostgreSQL 16 reports every invalidated slot as conflicting. A slot that was invalidated
-        // because WAL was removed has no restart_lsn, and is lost.
+        // PostgreSQL 16 reports every invalidated slot as conflicting, even if the reason is removed WAL. In that
+        // case the slot has no restart_lsn, and the next arm returns `Lost`.
         None if slot.conflicting == Some(true) && slot.restart_lsn.is_some() => {
             InvalidationCause::Conflict
         }
@@ -256,7 +256,7 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
                 .zip(time)
                 .is_some_and(|(limit, time)| time >= limit)
     };
-    // If nobody has read from the slot for a long time, events of unknown age might be as old as that.
+    // If the age of the events is unknown, the oldest may have waited since the slot lost its reader.
     let is_long_unread = !is_read_by_relay(slot)
         && time.is_none()
         && error_lag
@@ -276,8 +276,8 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
     }
 }
 
-/// Limit of the estimated time to a loss. A longer estimate says nothing useful, because the rate of writing
-/// changes.
+/// The longest estimate that [`time_to_loss`] returns. A longer one would say nothing useful, because the rate of
+/// writing changes.
 const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
 
 /// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since the earlier observation.
@@ -324,7 +324,7 @@ pub fn time_lag(
     match pending {
         PendingSince::Unknown => None,
         PendingSince::Nothing => (lag_bytes <= idle_bytes).then_some(Duration::ZERO),
-        // The server's clock can be ahead of ours.
+        // If the server's clock is ahead of ours, the age can be negative. It then counts as zero.
         PendingSince::Since(committed) => Some(now.duration_since(committed).unwrap_or_default()),
     }
 }

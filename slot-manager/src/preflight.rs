@@ -48,7 +48,7 @@ pub struct Expectation {
 /// Checks the database with the privileges of the client's role. Changes nothing.
 ///
 /// # Errors
-/// [`SlotError::Database`] when a fact could not be read. A problem with the facts is a finding.
+/// [`SlotError::Database`] if a fact cannot be read. A failed check is a finding, not an error.
 pub async fn check(client: &Client, expectation: &Expectation) -> Result<Vec<Finding>, SlotError> {
     let cluster = cluster::inspect(client).await?;
     let version = server::version(cluster.major_version());

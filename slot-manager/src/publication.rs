@@ -68,15 +68,15 @@ pub struct TableState {
     pub oid: Option<u32>,
     /// Whether the table is partitioned.
     pub is_partitioned: bool,
-    /// The table's partitions at every level, in the order of their OIDs: each text has the OID of a
-    /// partition, and the transaction that attached it.
+    /// The table's partitions at every level, in the order of their OIDs. Each text is `oid:transaction`: the
+    /// OID of the partition, and the transaction that attached the partition.
     pub partitions: Vec<String>,
     /// Whether rows are stored in tables that inherit from this table, such as the chunks of a TimescaleDB
     /// hypertable. PostgreSQL streams such rows under the names of the inheriting tables, so the relay
     /// would miss them.
     pub has_children: bool,
-    /// The kind and name of this table or one of its partitions, if PostgreSQL never streams its rows. A kind
-    /// is, for example, `unlogged table`.
+    /// A relation whose rows PostgreSQL never streams: this table or one of its partitions. The text is the kind
+    /// of the relation, such as `unlogged table`.
     pub unstreamed: Option<(String, QualifiedName)>,
     /// The other captured table that contains this table as a partition, if there is one.
     pub captured_root: Option<QualifiedName>,
@@ -92,9 +92,8 @@ pub struct TableState {
     /// How the table is published; `None` when it is not in the publication.
     pub published: Option<PublishedTable>,
     /// Whether the catalogue would reveal that the table was removed from the publication and added again. True
-    /// if the publication is `FOR ALL TABLES`, because no table can leave such a publication. False for a
-    /// table that belongs to the publication through its schema, because then the catalogue has no row for the
-    /// table's membership.
+    /// if the catalogue has a row for the table's membership, and if the publication is `FOR ALL TABLES`, which
+    /// no table can leave. False if the table belongs to the publication only through its schema.
     pub traced: bool,
 }
 
@@ -109,8 +108,8 @@ pub struct PublishedTable {
     pub has_column_list: bool,
 }
 
-/// Maximum number of attempts to read a publication while somebody drops objects. One retry is normally
-/// enough, so more are needed only if somebody drops and creates the publication again all the time.
+/// Maximum number of attempts to read a publication while somebody drops objects. One retry is normally enough.
+/// More are needed only if somebody keeps dropping and recreating the publication.
 const ATTEMPTS: u32 = 5;
 
 /// Reads the state of a publication, with one statement. Repeats the statement if somebody drops an object
@@ -272,7 +271,8 @@ impl TableState {
         }
         let publication = publication.to_owned();
         let Some(published) = &self.published else {
-            // Without `publish_via_partition_root`, the catalogue lists the partitions instead of the root.
+            // Without `publish_via_partition_root`, the catalogue lists the partitions instead of the root, so a
+            // root in the publication looks unpublished.
             return Some(if self.is_partitioned && !via_partition_root {
                 Problem::NotViaPartitionRoot { publication, table }
             } else {
@@ -291,8 +291,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// The reasons why rows are not streamed; empty if there are none. Each table has at most one
-    /// entry, its first problem, because some problems become visible only after others are fixed.
+    /// The reasons why rows are not streamed; empty if there are none. Contains only the first problem of each
+    /// table. Another problem of the table may appear once the first is fixed.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let Some(publication) = &self.publication else {
@@ -331,8 +331,8 @@ impl PublicationState {
         inserts.into_iter().chain(of_tables).collect()
     }
 
-    /// The problems of captured tables that no publication could publish completely, at most one
-    /// for each table. These problems exist even if the publication does not.
+    /// The problems of captured tables that no publication could publish completely, at most one for each table.
+    /// A table can have such a problem even if the publication does not exist.
     #[must_use]
     pub fn unfit(&self) -> Vec<Problem> {
         self.tables.iter().filter_map(TableState::unfit).collect()
@@ -346,9 +346,9 @@ impl PublicationState {
         published.filter(|t| !t.traced).map(|t| &t.wanted.name)
     }
 
-    /// A text with the OIDs of the publication, of its captured tables and of their memberships, and with the
-    /// versions (`xmin`) of catalogue rows about them. Two fingerprints are equal exactly when
-    /// [`has_changed_since`](Self::has_changed_since) is false. The text is only for comparison.
+    /// A text to compare with an earlier fingerprint: the two differ exactly if
+    /// [`has_changed_since`](Self::has_changed_since) is true. The text consists of OIDs and of the versions
+    /// (`xmin`) of catalogue rows: those of the publication, of its captured tables and of their memberships.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -360,8 +360,8 @@ impl PublicationState {
     /// - The publication, or the membership of a captured table in it, was altered, dropped or recreated.
     /// - A captured table was dropped, recreated, renamed or moved to another schema.
     ///
-    /// Rows written in between can be missing from the stream. Other changes to a table, such as a new column,
-    /// do not count.
+    /// Rows that were inserted since `earlier` can then be missing from the stream. Other changes to a table, such
+    /// as a new column, do not count.
     ///
     /// Both states must come from the same arguments. Membership through `FOR TABLES IN SCHEMA` has no
     /// catalogue row per table, so a change of such a membership leaves no trace here.

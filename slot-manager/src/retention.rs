@@ -58,8 +58,7 @@ impl WalHolder {
         let name = self.name.as_deref().unwrap_or_default().replace('\'', "''");
         let pid = self.pid.unwrap_or_default();
         match self.kind {
-            // Our role is not allowed to see the state of this session, nor to end the session. It might be
-            // idle.
+            // Our role is not allowed to see whether this session is idle, nor to end the session.
             WalHolderKind::Transaction if self.age.is_none() => format!(
                 "wait for it, or end it as a superuser: `select pg_terminate_backend({pid})`; \
                  `grant pg_read_all_stats to` our role shows what it does"
@@ -187,7 +186,7 @@ pub struct LockWait {
     pub waited: Duration,
     /// The table or index of the lock; `None` if the lock is on something else.
     pub relation: Option<String>,
-    /// The transactions that hold the lock or wait in front of the session, oldest first.
+    /// The transactions that hold the lock, or wait for it ahead of the session. The oldest comes first.
     pub blockers: Vec<WalHolder>,
 }
 

@@ -84,7 +84,7 @@ pub struct Slot {
 /// The session that reads from a slot. A field that our role is not allowed to see is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The walsender that serves the session.
+    /// The pid of the session's walsender.
     pub pid: i32,
     /// The application name of the client.
     pub application_name: Option<String>,
@@ -233,7 +233,8 @@ impl WalStatus {
     }
 }
 
-/// Reads a column of one of our own statements. An error means that a server's catalogue has changed.
+/// Reads a column of the result of one of our statements. An error means that this server's catalogue differs
+/// from those of the versions that we know.
 pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     column: &str,

@@ -10,8 +10,8 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use crate::slot::get;
 use crate::{Slot, SlotError, SlotName, WalStatus, query, retention, sql};
 
-/// How often to check whether a slot in use is free. Half a second keeps a takeover well below a
-/// second, and two small catalogue queries a second cost almost nothing.
+/// How often to check whether a slot in use is free. This delays a takeover by half a second at most, and two
+/// small catalogue queries a second cost almost nothing.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The options of a new slot.
@@ -81,10 +81,11 @@ pub async fn end_reader(client: &Client, name: &SlotName) -> Result<bool, SlotEr
 /// Creates a `pgoutput` slot and returns its consistent point. Every transaction that commits after
 /// this point will be streamed.
 ///
-/// PostgreSQL first waits until all transactions that are running now have ended, but at most `timeout`.
 /// Create the publication before the slot. PostgreSQL cannot stream rows that are inserted after the slot was
-/// created but before the publication was. Dropping the future does not stop the server, which continues
-/// until `timeout`.
+/// created but before the publication was.
+///
+/// PostgreSQL first waits until all transactions that are running now have ended, but at most `timeout`.
+/// Dropping the future does not stop this wait.
 ///
 /// # Errors
 /// [`SlotError::CreationBlocked`] after `timeout`, with the transactions that blocked the creation. No slot
@@ -133,7 +134,7 @@ async fn creation_error(
         return SlotError::FailoverUnsupported;
     }
     if code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE {
-        // This SQLSTATE has other causes too, so check the setting.
+        // This SQLSTATE can mean that `wal_level` is too low, but it has other causes too. So read the setting.
         let row = client.query_typed(sql::WAL_LEVEL, &[]).await.ok();
         let level: Option<String> = row.and_then(|rows| rows.first()?.try_get(0).ok());
         if let Some(wal_level) = level.filter(|level| level != "logical") {

@@ -26,8 +26,8 @@ pub(crate) mod table;
 
 /// Parameters: slot name, or NULL for all slots (text).
 ///
-/// On a standby server, `pg_current_wal_lsn()` is an error. There the position is the later of the received
-/// and the replayed position, because the server replays WAL from an archive without having received it.
+/// On a standby server, where `pg_current_wal_lsn()` fails, `server_lsn` is the later of the received and the
+/// replayed position. The replayed position is later while the server replays WAL from an archive.
 ///
 /// `holder_silent_seconds` is the time since the polling session of the relay last began or ended a statement.
 /// The statement finds this session by its name, [`supervisor_name`](crate::activity::supervisor_name).
@@ -112,9 +112,8 @@ pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level
 
 /// Parameters: slot name or NULL (text), minimum age in seconds (float8).
 ///
-/// Only transactions with an xid matter, because a new slot waits for them, and an existing slot must be able
-/// to decode them from their start. A transaction whose age our role is not allowed to see is listed too,
-/// with a NULL age.
+/// Lists only transactions with an xid: a new slot waits for them, and an existing slot must be able to decode
+/// them from their start. A transaction whose age our role is not allowed to see is listed with a NULL age.
 pub(crate) const RETENTION: &str = "
 select kind, pid, name, database, user_name, application_name, age_seconds
 from (
@@ -142,9 +141,9 @@ order by age_seconds desc nulls last, kind, pid, name";
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
-/// Returns one row for each table, or a single row if no table is given. The `xmin` of a catalogue row changes
-/// whenever the row is updated, so it reveals a change even if the change is undone before the next check. A
-/// trigger called `ts_insert_blocker` marks a hypertable of TimescaleDB.
+/// Returns one row for each table, or a single row if no table is given. The column `fingerprint` reveals a
+/// change even if somebody undoes the change before the next check, because every update of a catalogue row
+/// changes its `xmin`. A trigger called `ts_insert_blocker` marks a hypertable of TimescaleDB.
 pub(crate) const PUBLICATION: &str = "
 select p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
        w.nth,

@@ -16,8 +16,9 @@ pub struct WalsenderWait {
     /// The position up to which the walsender has read the WAL (`sent_lsn`). It does not change while the
     /// walsender waits for standby servers.
     pub sent: Lsn,
-    /// Whether the walsender waits for the standby servers. `None` if it waits for nothing at this moment. Even
-    /// then it may be held up, because a walsender that waits for standby servers wakes up again and again.
+    /// True if the walsender waits for the standby servers, false if it waits for something else, `None` if it
+    /// is awake. A walsender that waits for standby servers wakes up again and again, so `None` does not prove
+    /// that it can continue.
     pub is_for_standbys: Option<bool>,
     /// The slots that have not received all WAL.
     pub behind: Vec<SlotBehind>,

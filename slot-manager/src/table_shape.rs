@@ -95,8 +95,8 @@ pub struct ColumnSequence {
 }
 
 /// Reads the sequence that fills a column. Returns `None` if the column has no sequence, or if our role
-/// cannot see the sequence's next number. If a role is allowed to use the sequence but not to read it, the
-/// role sees the next number only once a number has been drawn.
+/// cannot see the sequence's next number. A role with `USAGE` but without `SELECT` on the sequence sees the next
+/// number only after the first `nextval`.
 ///
 /// # Errors
 /// [`SlotError::Database`].

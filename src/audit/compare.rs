@@ -122,7 +122,7 @@ impl AuditState {
         Ok(sent)
     }
 
-    /// Raises the floors, and records the audit.
+    /// Raises the floors, and records the results of the audit.
     pub(super) async fn resolved(
         &mut self,
         sql: &Sql,

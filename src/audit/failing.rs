@@ -11,7 +11,7 @@ use crate::store::privileges::{Purpose, name_missing};
 /// audit may have to wait for a backlog before it can succeed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
-/// Audits that fail.
+/// When audits began to fail, and when one failed last.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FailingAudits {
     since: Instant,

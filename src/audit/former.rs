@@ -19,8 +19,8 @@ use crate::postgres::{Sql, current_snapshot};
 pub(super) struct FormerPartitions {
     /// The former partitions that are resolved, by the index of their table.
     left: Vec<Vec<u32>>,
-    /// The former partitions that have to be read later, by the index of their table. Each has the floor
-    /// to read from.
+    /// The former partitions that our role cannot read yet, by the index of their table. The number is the floor
+    /// from which the relay must read the partition later.
     unread: Vec<BTreeMap<u32, u64>>,
     /// Whether a former partition will be resolved as soon as older transactions have ended. If so, the next
     /// audit should follow soon.

@@ -56,8 +56,8 @@ impl AuditState {
     ) -> Result<bool> {
         let has_grown = |Captured { record, shape }: &Captured| {
             let known = record.partitions.as_deref();
-            // If published events may lack records, the auditor ends the session when a partition with rows is
-            // attached (`any_overlooked`).
+            // If published events may lack records, a new partition is no trace. The auditor has already called
+            // `any_overlooked`, and has ended the session if the stream may have missed rows of the partition.
             !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
         };
         let grown = captured.iter().filter(|captured| has_grown(captured));

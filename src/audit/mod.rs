@@ -1,12 +1,11 @@
-//! Finds committed rows that replication missed, and publishes them from their table. After that, moves
-//! each table's floor up to the oldest transaction that may have unresolved rows.
+//! Finds committed rows that replication missed, and publishes them from their table. After that, raises
+//! each table's floor to the oldest transaction that may have unresolved rows.
 //!
 //! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was never
 //! streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the end of the
 //! WAL. Once the slot has confirmed the noted end of the WAL, every streamed row of a transaction older than
 //! the noted transaction has a record. If a row of such an older transaction has no record, there is a gap,
-//! and the auditor publishes the row. Then it moves the table's floor up to the noted transaction
-//! (`capture`).
+//! and the auditor publishes the row. Then the auditor raises the table's floor to the noted transaction.
 //!
 //! The stream misses a row when the publication does not contain the row's table at the row's position in
 //! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
@@ -17,10 +16,10 @@
 //! - Otherwise the auditor compares only the rows from the floor on, every few minutes, to find gaps that
 //!   have left no trace.
 //!
-//! While the publication is wrong, no floor moves. So a later audit always covers the gap. Transactions that
-//! were open during the gap may commit more rows that the stream misses, with any `seq`. So after the auditor
-//! has found a trace, it waits until these transactions have ended, and compares the tables again. Only then
-//! do floors move (`gap`).
+//! While the publication is wrong, the auditor raises no floor, so a later audit compares all rows of the gap.
+//! Transactions that were open during the gap may commit more rows that the stream misses, with any `seq`. So
+//! after the auditor has found a trace, it waits until these transactions have ended, and compares the tables
+//! again. Only then does it raise the floors (`gap`).
 //!
 //! When published events may lack a record, the auditor cannot compare rows with records. It raises the
 //! floors as long as it finds no new trace. It ends the session in these cases:
@@ -70,9 +69,9 @@ use gap::PossibleGap;
 /// Time between two audits when every event has a record. It is long, because these audits only look for the rare
 /// gaps that have left no trace in the catalogue.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// Time between two audits when published events may lack a record. It is short, because a recovery in this
-/// mode publishes again all events since the last audit. The auditor also pauses this long before a retry,
-/// while the publication is wrong, and while it waits for older transactions to end.
+/// Time between two audits when published events may lack a record. It is short, because a recovery without
+/// complete records publishes again all events since the last audit. The auditor also pauses this long before a
+/// retry, while the publication is wrong, and while it waits for older transactions to end.
 const SOON: Duration = Duration::from_secs(10);
 /// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
 /// an audit has found a new trace of a gap.
@@ -134,7 +133,7 @@ pub(crate) fn start(
         if let Some(after) = start.after
             && after.await.is_err()
         {
-            // The recovery has failed, so the session ends with the recovery's error.
+            // The recovery has failed and ends the session with its error. Until then, the auditor does nothing.
             return std::future::pending().await;
         }
         let mut audit = AuditState {
@@ -150,7 +149,7 @@ pub(crate) fn start(
             compared_to: 0,
             began_before: None,
             detached_before: BTreeMap::new(),
-            // Assume a trace until the first audit has compared the publication.
+            // Assume a trace of a gap until the first audit has compared the publication with the recorded one.
             has_trace: true,
             failing: None,
             log: ThrottledLog::default(),
@@ -247,9 +246,9 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to the transaction id `xmin`, because it would then be above the transaction
-/// that added the column `inserted_xid`. As long as the floor is lower, the relay uses PostgreSQL's system
-/// column `xmin` for older rows, so an update makes an old row look new.
+/// Whether the floor should rise to the transaction id `xmin` even if nothing else has changed, because the floor
+/// is not above the transaction that added the column `inserted_xid` yet. Until it is, the relay uses PostgreSQL's
+/// system column `xmin` for the rows that are older than the column, so an update makes such a row look new.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();
@@ -270,7 +269,7 @@ impl AuditState {
         self.waiting = Some(waiting);
         let (earlier, reached, state) = self.survey(sql, waiting.end).await?;
         if !state.problems().is_empty() {
-            // The supervisor reports the problem, and wakes the auditor when the problem is solved.
+            // The publication is wrong. The supervisor reports the problem, and wakes the auditor when it is solved.
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// Whether a partition was attached with rows that the stream did not contain; see
+/// Whether a partition was attached with rows that the stream might not have contained; see
 /// [`ScanWindow::overlooked`].
 ///
 /// # Errors

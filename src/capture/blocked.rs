@@ -7,9 +7,8 @@
 //!
 //! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
 //! of their inserts. So if the aggregate is the ordering key, every row that is read before the first
-//! quarantined event was also committed before that event. Two cases have no such order: several aggregates
-//! share an ordering key, or the event is not among the rows that are read. Then all rows of the key count as
-//! coming after the event.
+//! quarantined event comes before this event. All rows of a key count as coming after the event if several
+//! aggregates share the key, or if the event's row is not among the rows that the recovery reads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,14 +28,14 @@ use crate::mapping::{Ordering, TableSettings};
 use crate::postgres::Sql;
 use crate::store::dispatch::quarantined::{self, BlockedKey, MAX_BLOCKED};
 
-/// Maximum number of rows that one statement looks up by their ids, which bounds the length of the statement.
+/// Maximum number of rows that one statement looks up by their ids. It limits the length of the statement.
 const LOOKED_UP: usize = 100;
 
 /// The keys whose first quarantined event has not been read from the table yet.
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
-    /// For each key, the commit LSN that is given to rows which come before the key's first quarantined event.
+    /// For each key, the commit LSN for rows that come before the key's first quarantined event.
     before: HashMap<Group, CommitLsn>,
 }
 
@@ -67,9 +66,9 @@ fn commit_before_first(key: &BlockedKey) -> CommitLsn {
 }
 
 impl Blocked {
-    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. If the
-    /// aggregate is not the ordering key, finds no keys. If there is an index on the ids, looks the events up
-    /// by their ids. Otherwise scans the rows once.
+    /// Finds the blocked keys whose first quarantined event is among the rows that will be read. Finds no keys if
+    /// the aggregate is not the ordering key, or if the rows have no known order. If there is an index on the ids,
+    /// looks the events up by their ids. Otherwise scans the rows once.
     ///
     /// # Errors
     /// Errors of [`Scan::next`].
@@ -97,8 +96,8 @@ impl Blocked {
         Ok(blocked)
     }
 
-    /// The ids of the first quarantined events that will be read. The scan must return their rows, although they
-    /// have a record.
+    /// The ids of the first quarantined events whose rows the scan will reach. The scan must return these rows
+    /// although the events have a record, so that [`passes`](Self::passes) sees them.
     pub(crate) fn first_ids(&self) -> Vec<Uuid> {
         self.firsts.keys().copied().map(Uuid::from_bytes).collect()
     }

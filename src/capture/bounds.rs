@@ -1,5 +1,4 @@
-//! The bounds of a captured table. The relay uses them to recognise those rows of the stream that it has
-//! handled before.
+//! The bounds of a captured table, by which the relay recognises rows of the stream that it has handled before.
 //!
 //! A row that was moved between partitions, copied or restored arrives in the stream as an insert. Such a row
 //! keeps the `inserted_xid` of the transaction that wrote the row first. Comparing this transaction id with

@@ -12,7 +12,7 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
-    /// The transaction that inserted a row of `e`, as [`Shape::inserted_xid_sql`] finds it.
+    /// The SQL expression for the transaction that inserted the row `e`; see [`Shape::inserted_xid_sql`].
     pub(crate) fn inserted_xid_sql(&self) -> String {
         let CaptureRecord {
             added_xids,
@@ -39,10 +39,12 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress to record for a recovery that has read all rows up to `seq` (`None`: all rows). Of
-    /// these rows, the recovery has resolved those of transactions below `below`. The progress covers only the
-    /// partitions in `leaves`, the OIDs of the present partitions. Returns `None` if an earlier recovery has
-    /// got further, or if `seq` is set although no sequence fills an indexed column `seq`.
+    /// Returns the progress of a recovery that has resolved the rows of transactions before `below` up to `seq`,
+    /// or with any `seq` if `seq` is `None`. `leaves` has the OIDs of the partitions that the table has now. The
+    /// progress leaves out other partitions, because the recovery might not have read their rows.
+    ///
+    /// Returns `None` if the recorded progress is further, or if `seq` is set although no sequence fills an indexed
+    /// column `seq`.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,

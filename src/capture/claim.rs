@@ -1,10 +1,13 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
-//! The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing. If no record has the OID,
-//! the name decides. So a table keeps its record if it was dropped and created again, restored or swapped. If the
-//! settings name another table of the same partition tree, that table takes over the record of the earlier table
-//! (`relatives`). Only the functions that take an SQL session do IO. The module `owner` decides whether another slot
-//! captures the rows of a table. `replaced` decides whether a table with another OID is a copy.
+//! - The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing.
+//! - If no record has the OID, the name decides. So a table keeps its record if it was dropped and created again,
+//!   restored or swapped. `replaced` decides whether the new table is a copy of the old one.
+//! - If the settings name another table of the same partition tree, that table takes over the record of the
+//!   earlier table (`relatives`).
+//! - The relay refuses a table whose rows another slot captures (`owner`).
+//!
+//! Only the functions that take an SQL session do IO.
 
 mod new_record;
 mod owner;
@@ -36,8 +39,8 @@ pub(crate) struct CaptureStart<'a> {
     pub(crate) tables: &'a [TableSettings],
     /// Fingerprint of the publication.
     pub(crate) publication: &'a str,
-    /// Whether no relay has ever served the slot. If so, `start = all` applies even to tables that
-    /// already have a record, because the command that wrote the record may have had another setting.
+    /// Whether no relay has completed its first start with the slot. If so, `start = all` applies even to tables
+    /// that already have a record, because the command that wrote the record may have had another setting.
     pub(crate) is_first: bool,
     /// The position at which the slot begins, if a command has just created the slot. The new capture records
     /// contain this position.
@@ -45,8 +48,8 @@ pub(crate) struct CaptureStart<'a> {
     /// The moment when the capture of new tables begins; `None` means now.
     pub(crate) moment: Option<&'a CaptureMoment>,
     /// Whether the caller is a session. If a table takes over the record of an earlier table, a session changes
-    /// the record and recovers. A command leaves the record unchanged, so that the next session notices the
-    /// takeover.
+    /// the record and starts a recovery. A command leaves the record unchanged, so that the next session sees the
+    /// earlier table in the record and starts the recovery.
     pub(crate) is_session: bool,
 }
 
@@ -68,7 +71,7 @@ impl CaptureMoment {
 
     /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
     /// has none. Also `None` if a transaction was running when the `seq` was read, and might not be visible in
-    /// `since`. Its rows must be published, and may have a lower `seq`.
+    /// `since`. The rows of such a transaction must be published, and the scan would skip those with a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
@@ -210,7 +213,7 @@ pub(crate) async fn claim(
         }
         capture_record::insert(&**sql, &all[records.len()..], instance).await?;
     }
-    // Read again, because another relay may have written the records first.
+    // Read the records again, because another relay may have written them first.
     known_of(sql, slot, found).await
 }
 

@@ -217,7 +217,7 @@ pub(crate) async fn refuse_detached(
                 .is_none_or(|now| now.leaves().all(|n| n != *leaf))
         })
         .collect();
-    // A dropped partition has no rows.
+    // Ignore dropped partitions: their rows are gone.
     let is_left = !left.is_empty() && !table::former_partitions(sql, &left).await?.is_empty();
     if !is_left && !is_back {
         return Ok(());
@@ -229,9 +229,9 @@ pub(crate) async fn refuse_detached(
     Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
 }
 
-/// Reads the shape of the detached table. Names the captured table's `seq` column explicitly, because the
-/// catalogue does not say that an identity column of the captured table numbers the rows of a partition. If
-/// the detached table has no such column, reads the shape without it.
+/// Reads the shape of the detached table, with the `seq` column of the captured table. The catalogue does not
+/// show that an identity column of the captured table numbered the rows of a partition, so the relay would not
+/// choose this column by itself. If the detached table has no such column, reads the shape without it.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();
     if let Some(seq) = &of.shape.seq {

@@ -1,10 +1,9 @@
-//! Sends rows that are read from the tables into the pipeline, because the stream might not have delivered
-//! them.
+//! The channel from the recovery and the auditor to the pipeline. It carries rows that the recovery and the
+//! auditor have read from the captured tables.
 //!
-//! The recovery and the auditor send these rows through a channel that holds one batch of bounded size.
-//! The pipeline takes the next batch when the delivery has room, so the channel applies backpressure.
-//! Events from a table do not have the position of a commit (`positions`), so the watermark does not
-//! cover them. Instead, this module remembers which events from tables are unresolved.
+//! The channel holds one batch of limited size. The pipeline takes the next batch when the delivery has room,
+//! so the channel applies backpressure. The watermark does not cover events from a table, because they do not
+//! have the position of a commit (`positions`). Instead, this module remembers which of them are unresolved.
 
 mod receiving;
 

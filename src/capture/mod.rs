@@ -28,11 +28,13 @@
 //! `table`, and uses [`blocked`] for keys that wait in quarantine. [`from_table`] sends the events into
 //! the pipeline.
 //!
-//! **Invariants.** A statement over a captured table reads a bounded number of rows, and holds no lock or
-//! snapshot while the relay waits for something else. The exception is a look-up by id in a table without an
-//! index on the id column, which reads the whole table. A floor moves only after every row below it is
-//! resolved, and only while the session holds the slot. An event has the same ordinal whenever PostgreSQL
-//! decodes the same rows of its transaction.
+//! **Invariants.**
+//!
+//! - A statement over a captured table reads a bounded number of rows, and holds no lock or snapshot while the
+//!   relay waits for something else. The exception is a look-up by id in a table without an index on the id
+//!   column, which reads the whole table.
+//! - A floor rises only after every row below it is resolved, and only while the session holds the slot.
+//! - An event has the same ordinal whenever PostgreSQL decodes the same rows of its transaction.
 //!
 //! Not here: when to read the tables (`audit`, `recovery`), how a row becomes a message (`mapping`),
 //! and how an event is delivered (`delivery`).

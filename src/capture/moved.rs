@@ -4,13 +4,13 @@
 //!
 //! A moved row is a new event only if the relay has never handled the row, so the relay looks up the row's
 //! event id. A relay that was down may receive a moved row while the event of the original insert is still in
-//! flight. The look-up then waits until that event has an outcome.
+//! flight. In that case the look-up would find no outcome yet, so the row waits until the event has one.
 //!
-//! Many moved rows may have to wait for a long time, for example if somebody moves a large partition while one
-//! of its events waits for its topic. Once the messages of waiting rows use a certain share of the memory
-//! budget ([`KEPT_SHARE`]), the relay keeps only the identities of further waiting rows. Nearly all of them
-//! turn out to be handled already. If such a row is new after all, the relay reads its message from the table.
-//! All waiting rows count against the budget.
+//! Many moved rows may wait for a long time, for example if somebody moves a large partition while the topic of
+//! its events fails. All waiting rows count against the memory budget. Once the messages of waiting rows use
+//! their share of the budget ([`KEPT_SHARE`]), the relay drops the messages of further waiting rows, because
+//! nearly all of these rows turn out to be handled already. If one of them is new after all, the relay reads its
+//! message from the table.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -143,12 +143,12 @@ pub(crate) struct MovedRows {
     waiting: BTreeMap<CommitLsn, Vec<MovedRow>>,
     /// The memory that the rows in `waiting` use, in bytes.
     waiting_bytes: usize,
-    /// Number of bytes that the messages in `waiting` have.
+    /// The size of the messages in `waiting`, in bytes.
     message_bytes: usize,
-    /// Limit on `message_bytes`. Once it is reached, further waiting rows lose their messages.
+    /// Limit on `message_bytes`. The relay drops the message of a waiting row that would exceed this limit.
     kept_bytes: usize,
-    /// Moved rows that wait for the end of a recovery. The pipeline does not read the stream while there
-    /// are any.
+    /// Moved rows that wait for the end of a recovery. There are few of them, because the pipeline stops
+    /// reading the stream when one has to wait.
     for_recovery: Vec<MovedRow>,
     /// The events of moved rows that this session is sending, by the transaction of the move. An entry stays
     /// until its transaction and all earlier ones in the map are resolved. At most [`MAX_SENT`] events.
@@ -227,8 +227,8 @@ impl MovedRows {
 
     /// Notes that the relay is sending the event of a moved row. `commit` is the transaction that moved it.
     pub(crate) fn sends(&mut self, commit: CommitLsn, event_id: &EventId) {
-        // An event beyond this bound is not remembered. If its row is moved again before the record is
-        // durable, the relay publishes the event again.
+        // Events beyond this limit are not remembered. If the row of such an event is moved again before the
+        // event has an outcome, the relay publishes the event again.
         if self.sent_ids.len() < MAX_SENT {
             self.sent.entry(commit).or_default().push(event_id.uuid);
             self.sent_ids.insert(event_id.uuid);
@@ -240,8 +240,8 @@ impl MovedRows {
         self.sent_ids.contains(&event_id.uuid)
     }
 
-    /// Forgets the events of the resolved transactions before the first unresolved one. The forgotten events
-    /// already have a record.
+    /// Forgets the events of resolved transactions, up to the first unresolved transaction. The session no longer
+    /// sends the forgotten events.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())
@@ -266,8 +266,9 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // If all events have a record, look up even a row below the floor. The row might come from a table
-        // that is captured only now, and then the row was never published.
+        // The floor decides only if records may be missing, because a missing record then proves nothing. If the
+        // records are complete, look up even a row below the floor: it may come from a table that was not
+        // captured before, and then it was never published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)

@@ -20,8 +20,8 @@ use crate::postgres::Sql;
 /// Maximum number of rows that one statement asks for. A portion with large rows ends earlier, see
 /// [`PORTION_BYTES`].
 const MAX_ROWS: usize = 512;
-/// Size in bytes at which a portion ends, to bound memory. The relay drops the rest of the server's
-/// answer and asks for those rows again.
+/// Size in bytes at which a portion ends, to bound memory. The relay drops the remaining rows of the server's
+/// answer, and asks for these rows again in the next portion.
 const PORTION_BYTES: usize = 4 << 20;
 /// A value with at least this stored size may need more memory than the server has. A value of 64 MB can be
 /// compressed to about this size, and PostgreSQL needs several copies of the uncompressed value.
@@ -72,8 +72,8 @@ impl Rows {
         self.waiting.is_empty()
     }
 
-    /// Takes the rows at the front whose events are set aside. The relay does not read these rows, because it
-    /// makes no message of them.
+    /// Takes the rows at the front whose events are set aside. The relay does not read the values of these rows,
+    /// because it makes no message of them.
     fn take_set_aside(&mut self, reader: &TableReader) -> Vec<ReadRow> {
         let mut taken = Vec::new();
         while let Some(candidate) = self
@@ -135,9 +135,8 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement asks for. The statement stops before a row that is set aside.
-    /// All its rows must be found in the same way, by `seq` or by `ctid`. Rows that are found by `ctid` must
-    /// be in the same partition.
+    /// How many of the next rows one statement can ask for. The statement finds all its rows by `seq`, or all of
+    /// them by `ctid` in one partition, and stops before a row whose event is set aside.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;
@@ -203,7 +202,7 @@ async fn read_portion(
 }
 
 /// Returns the index in `rest` of the candidate that matches this row. The query returns the rows in the order
-/// of the candidates, so the rows of all earlier candidates are gone. The id alone is not enough for a match,
+/// of the candidates, so the candidates before this index no longer have a row. A match needs more than the id,
 /// because ids might not be unique.
 fn index_of(row: &SimpleQueryRow, reader: &TableReader, rest: &[Candidate]) -> Option<usize> {
     let (id, seq) = (reader.id_of(row)?, reader.seq_of(row));
@@ -258,9 +257,9 @@ async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Opti
     Ok(Some(values))
 }
 
-/// Whether the server is the cause of this error, rather than the value. A server that lacks memory or room for
+/// Whether the state of the server caused this error, and not the value. A server that lacks memory or room for
 /// locks reports the same SQLSTATEs as a value that is too large. The server is the cause if a statement
-/// without the value fails too, or if the value is too small to need much memory.
+/// without the value fails too, or if memory ran out although the value is small.
 async fn is_of_the_server(
     sql: &Sql,
     reader: &TableReader,
@@ -334,11 +333,10 @@ pub(crate) fn is_of_a_value(error: &PgError) -> bool {
     let Some(code) = error.code() else {
         return false;
     };
-    // Data exceptions, such as bytes that cannot be converted to UTF-8. A value that is too large to send
-    // is a program limit, an internal error or a lack of memory, depending on the version.
-    // `DATA_CORRUPTED` means that a value stored out of line lacks some of its parts or cannot be
-    // decompressed. A corrupted index does not count as a bad value, because REINDEX repairs the index
-    // without any loss.
+    // Class 22 contains data exceptions, such as bytes that cannot be converted to UTF-8. For a value that is
+    // too large to send, PostgreSQL reports a program limit, an internal error or a lack of memory, depending
+    // on its version. `DATA_CORRUPTED` means that a value stored out of line lacks some of its parts or cannot
+    // be decompressed. `INDEX_CORRUPTED` is not in the list, because no value is bad: REINDEX repairs the index.
     code.code().starts_with("22")
         || [
             SqlState::PROGRAM_LIMIT_EXCEEDED,

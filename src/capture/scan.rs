@@ -1,11 +1,13 @@
 //! Walks a captured table. Returns the rows that may have to be published, or the rows whose events are set
 //! aside. The rows of each key are returned in the order of their inserts.
 //!
-//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The walk
-//! reads rows with a `seq` page by page along the index on `seq`. Rows without a `seq` exist if the table
-//! has no such column, or if the rows are older than the column. The walk finds rows without a `seq` by
-//! reading ranges of blocks. It collects up to [`MAX_COLLECTED`] of them at a time, and sorts them in
-//! memory.
+//! Every statement reads a bounded number of rows, and holds no lock and no snapshot afterwards. The walk has
+//! two parts:
+//!
+//! 1. Rows without a `seq`: the table has no such column, or the rows are older than the column. The walk
+//!    reads ranges of blocks, collects up to [`MAX_COLLECTED`] rows at a time, and sorts them in memory. All rows
+//!    of a table without an index on `seq` are read in this way.
+//! 2. Rows with a `seq`: the walk reads page by page along the index on `seq`.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +32,15 @@ const MAX_COLLECTED: usize = 100_000;
 
 /// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
 /// statistics. With these settings PostgreSQL reads the rows along the index, and looks up their records one by
-/// one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. If
-/// `enable_sort` were on and the statistics were older than the rows, PostgreSQL would also sort all rows after
-/// the page.
+/// one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. With
+/// `enable_sort` and outdated statistics, PostgreSQL might instead read and sort all rows from the start of the
+/// page to the end of the table.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
 
-/// The order of rows without `seq`: version, transaction, partition, block and line.
+/// The order of rows that are read in ranges of blocks: version (or a `seq` without an index), transaction,
+/// partition, block and line.
 type UnnumberedKey = (i64, u64, u32, u32, u32);
 
 /// The progress of a walk.
@@ -71,8 +74,8 @@ pub(crate) struct Scan<'a> {
     walk: Walk,
 }
 
-/// Sets the planner settings of an SQL session that walks over tables. Checks our own schema first.
-/// Otherwise, if one of its objects were missing, a walk would report that a captured table was altered.
+/// Sets the planner settings of an SQL session that walks over tables. First checks that our own schema is
+/// complete. Without this check, a walk would report a missing object of our schema as an altered captured table.
 ///
 /// # Errors
 /// `schema-missing`, `privilege-missing`; connection errors.
@@ -164,8 +167,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads one page of rows along the index of `seq`, and returns the rows that may have to be
-    /// published.
+    /// Reads one page of rows along the index on `seq`, and returns the wanted rows of the page.
     async fn page(&mut self, sql: &Sql, seq: i64, leaf: u32, ctid: &str) -> Result<Vec<Candidate>> {
         let column = self.window.captured.shape.seq.as_ref();
         let column = column.map_or_else(String::new, |seq| quoted_identifier(&seq.column));
@@ -256,16 +258,14 @@ impl<'a> Scan<'a> {
 
     fn range_sql(&self, range: &str, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
-        // In rows that are older than the column `inserted_xid`, this column contains the transaction that
-        // added the column. So these rows are ordered by their `xmin`.
+        // Rows that are older than the column `inserted_xid` all contain the transaction that added the column.
+        // So these rows are ordered by their `xmin` instead.
         let added = [&*record.added_xids, &*shape.missing_xids].concat();
         let xid = shape.inserted_xid_sql(&added, record.is_adopted);
         let by = match (&shape.seq, shape.numbered()) {
-            // A table without an index on `seq` is read by ranges, but its rows have a `seq`. So order them
-            // by `seq`.
+            // `seq` has no index, so all rows are read in ranges of blocks. They have a `seq`, so it orders them.
             (Some(seq), None) => Some(&seq.column),
-            // This statement reads only rows without a `seq`, such as rows that are older than the column. So
-            // order the rows by their version.
+            // The statement reads only rows without a `seq`, so their version orders them.
             (Some(_), Some(_)) | (None, _) => shape.version.as_ref(),
         };
         let version = match by {

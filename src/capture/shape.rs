@@ -16,8 +16,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 
-/// SQL expression: the lowest possible `seq`. The index that `init` creates has only the rows with a `seq`.
-/// PostgreSQL can use this index for a statement that requires `seq` to be at least this number.
+/// SQL expression: the lowest possible `seq`. Every row with a `seq` meets the condition `seq >= LOWEST_SEQ`. With
+/// this condition PostgreSQL can use the index that `init` creates, which contains only the rows with a `seq`.
 pub(crate) const LOWEST_SEQ: &str = "'-9223372036854775808'::bigint";
 
 /// The lowest id that PostgreSQL gives to an ordinary transaction.
@@ -95,8 +95,8 @@ pub(crate) async fn read(sql: &Sql, settings: &TableSettings) -> Result<Option<S
         Some(named) => vec![named],
         None => vec!["seq", id],
     };
-    // Ids may be in any order unless a sequence fills them. So if the settings do not name a `seq`, the
-    // id column counts only if a sequence fills it.
+    // If the settings do not name a `seq`, the id column can be the `seq`, but only if a sequence fills the
+    // column. Other ids may be in any order.
     let only_if_numbered = if named.is_none() { id } else { "" };
     let wanted = ShapeColumns {
         seq: &wanted,
@@ -166,8 +166,8 @@ impl Shape {
     }
 }
 
-/// Whether a value of a table or partition has changed. Both texts have the form `oid:value,oid:value`. Added
-/// and removed partitions do not count.
+/// Whether the value of a table or partition has changed. `before` and `now` have the form
+/// `oid:value,oid:value`. Partitions that are in only one of them do not count.
 fn has_changed(before: &str, now: &str) -> bool {
     let oid = |file: &str| file.split(':').next().map(str::to_owned);
     let before: HashSet<&str> = before.split(',').collect();
@@ -185,8 +185,8 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`. If so, both the intake, for streamed
-    /// rows, and the readers of the table must use the column.
+    /// Whether event ids are computed with the column `inserted_xid`. The intake (for streamed rows) and the
+    /// readers of the table must both follow this, because they must compute the same id for a row.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }
@@ -202,8 +202,8 @@ impl Shape {
         self.partitions != self.oid.to_string()
     }
 
-    /// Whether a column orders the rows of each aggregate as they were inserted. Without such a column, an `UPDATE` of a
-    /// row moves the row behind rows that were inserted later.
+    /// Whether a column gives the order in which the rows of each aggregate were inserted. Without such a column,
+    /// a scan may return an updated row after rows that were inserted later.
     pub(super) fn has_order(&self) -> bool {
         self.seq.is_some() || self.version.is_some()
     }
@@ -233,15 +233,17 @@ impl Shape {
         format!("case when {own} {added}then e.inserted_xid else {BY_XMIN} end")
     }
 
-    /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. The
-    /// condition is needed because the writer of a row can set any value, and because the table may have been
-    /// restored from a server with higher transaction ids. A possible value is not higher than the row's
-    /// `xmin`. (`xmin` is higher if a subtransaction inserted the row, or if the row was moved or updated.)
-    /// Usually both are equal. The condition tests this first, because that test is the cheapest.
+    /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. Other values
+    /// occur if the writer of the row has set the column, or if the table was restored from a server with
+    /// higher transaction ids.
     ///
-    /// With `is_adopted`, the condition does not compare the value with `xmin`. The record and the restored
-    /// rows come from the same earlier server, so the rows' `inserted_xid` is valid, but their `xmin` is that
-    /// of the restore.
+    /// A possible id is not higher than the row's `xmin`. Usually both are equal, so the condition tests the
+    /// equality first, which is also the cheapest test. `xmin` is higher if a subtransaction inserted the row, or
+    /// if the row was moved or updated.
+    ///
+    /// With `is_adopted`, the condition does not compare the id with `xmin`, because the `xmin` of a restored row
+    /// is the transaction of the restore. Its `inserted_xid` is still valid: the row and the capture record
+    /// come from the same earlier server.
     pub(crate) fn has_own_xid_sql(&self, is_adopted: bool) -> String {
         let is_old_enough = if is_adopted {
             String::new()
@@ -255,7 +257,7 @@ impl Shape {
         )
     }
 
-    /// Whether a partition with rows was added since `known` was recorded.
+    /// Whether a partition with rows is not among the `known` partitions, which were recorded earlier.
     pub(crate) fn has_grown_since(&self, known: &str) -> bool {
         let known: HashSet<&str> = known.split(',').collect();
         let mut filled = self.filled.iter();
@@ -263,8 +265,9 @@ impl Shape {
     }
 
     /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for rows
-    /// with an impossible `inserted_xid`. If this is false, the expression may return a subtransaction from
-    /// a row's `xmin`, and a snapshot does not show whether a subtransaction had ended.
+    /// with an impossible `inserted_xid`. If not, the expression may return a subtransaction, from a row's
+    /// `xmin`. The caller must not test a subtransaction with a snapshot, because the snapshot does not show
+    /// whether the subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

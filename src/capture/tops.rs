@@ -8,9 +8,9 @@ use super::shape::{FoundTable, LOWEST_SEQ};
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
-/// The highest `seq` of each table, and the next transaction id, which is read last. Rows up to the highest
-/// `seq` usually belong to transactions below `next_xid`. So once all these transactions have ended, a scan for
-/// rows of later transactions can start at that `seq`.
+/// The highest `seq` of each table, and the next transaction id. The transaction id is read last, so rows up to
+/// the highest `seq` usually belong to transactions before `next_xid`. Once all transactions before `next_xid`
+/// have ended, a scan for rows of later transactions can start at the highest `seq`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tops {
     pub(crate) seqs: Vec<Option<Top>>,
@@ -39,10 +39,10 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
             continue;
         };
         let top = match largest(sql, table, &seq.column).await {
-            // If the table is empty, only the lowest number is certainly below every later `seq`.
+            // The table is empty, so a later `seq` may be any number. Scans must start at the lowest one.
             Ok(largest) => largest.unwrap_or(i64::MIN),
-            // The role that creates a slot need not have the right to read the tables. Later scans then
-            // start without this hint.
+            // The role that creates a slot need not have the right to read the tables. Without the highest
+            // `seq`, later scans start at the first row.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 seqs.push(None);
                 continue;
@@ -61,10 +61,12 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 
 /// Returns the highest committed `seq`, or `None` if the table is empty.
 ///
-/// The index that `init` creates contains only the rows with a `seq`. If the column is `NOT NULL`, PostgreSQL
-/// 17 and newer use this index only for a statement with a condition, and otherwise read the whole table. So
-/// the statement has a condition that every `seq` meets. It does not call `max`, because PostgreSQL reads the
-/// whole index for `max` if its statistics are older than the values of `seq`.
+/// The statement has a condition that every `seq` meets. The index that `init` creates contains only the rows
+/// with a `seq`, and without a condition, PostgreSQL 17 and newer do not use this index for a `NOT NULL` column,
+/// but read the whole table.
+///
+/// The statement does not call `max`, because PostgreSQL reads the whole index for `max` if its statistics are
+/// older than the values of `seq`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

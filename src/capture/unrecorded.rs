@@ -32,8 +32,8 @@ pub(crate) struct Unrecorded<'a> {
 }
 
 impl<'a> Unrecorded<'a> {
-    /// Prepares to read the rows of `window`. `firsts` has the blocked keys whose rows may have to be published
-    /// before the key's first quarantined event.
+    /// Prepares to read the rows of `window`. `firsts` has the first quarantined event of each blocked key. Rows
+    /// that come before this event may still have to be published.
     ///
     /// # Errors
     /// Database errors; `slot-busy` when the table was altered after its columns were looked
@@ -78,9 +78,8 @@ impl<'a> Unrecorded<'a> {
     }
 
     /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
-    /// row's event gets a commit LSN below that blocking event instead. Returns `None` if the row must not be
-    /// sent. This is so if its event is set aside, or if the event was published and its row can no longer
-    /// become a message.
+    /// row's event gets a commit LSN below the commit LSN of the blocking event instead. Returns `None` if the
+    /// row's event is set aside, or if it was published and the row can no longer become a message.
     ///
     /// # Errors
     /// The row cannot become a message.

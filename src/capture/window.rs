@@ -17,7 +17,8 @@ use crate::store::relay_row::RecordKeeping;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScanWindow<'a> {
     pub(crate) captured: &'a Captured,
-    /// Rows of transactions before this transaction are left out; 0 for no bound.
+    /// Rows of transactions before this transaction are left out, except in new partitions and in partitions
+    /// with a lower floor of their own. 0 for no bound.
     pub(crate) from_xid: u64,
     /// Rows with a `seq` up to this one are skipped, because they usually belong to transactions before
     /// `from_xid`. If such a row belongs to a later transaction, only an audit of the whole table finds it.
@@ -34,8 +35,8 @@ pub(crate) struct ScanWindow<'a> {
     /// Whether to leave out rows that have no `seq` and that an unfinished recovery has resolved. If not, the walk
     /// returns them as rows that are set aside.
     pub(crate) without_recovered: bool,
-    /// Which events have a record. If published events may lack a record, the walk returns rows with a
-    /// record too.
+    /// Which events have a record. If published events may lack a record, a missing record proves nothing, so
+    /// the walk returns rows with a record too.
     pub(crate) records: RecordKeeping,
 }
 
@@ -56,7 +57,7 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Selects those rows from the floor on that have no record.
+    /// Selects the rows from the floor on that have no record.
     pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
         Self::unresolved(captured, RecordKeeping::COMPLETE)
     }
@@ -101,10 +102,10 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream might not have contained a row of `e`, because its partition was added
-    /// after the floor was raised, perhaps with the row already in it. Such a row belongs to a transaction
-    /// before `from_xid`, or was written before the partition was attached. `None` in the same cases as
-    /// `new_partitions`.
+    /// The condition that the stream may have missed a row of `e`, because the row was already in its partition
+    /// when the partition was attached, after the floor was raised. Such a row belongs to a transaction before
+    /// `from_xid`, or was written before the partition was attached. Returns `None` whenever `new_partitions`
+    /// does.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -122,8 +123,8 @@ impl<'a> ScanWindow<'a> {
     /// recovery. Also `None` if every event has a record, because the records then say which rows are
     /// resolved.
     ///
-    /// A row that was written again afterwards, for example because it was moved, does not count as resolved,
-    /// because its `xmin` is a later transaction.
+    /// A row that was written again after the recovery had read it, for example because the row was moved, does
+    /// not count as resolved: its `xmin` is a later transaction.
     pub(crate) fn recovered(&self) -> Option<String> {
         let progress = self.captured.recovery_progress();
         let progress = progress.filter(|_| self.records.may_lack_records())?;
@@ -154,9 +155,9 @@ impl<'a> ScanWindow<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Leave out the rows that existed when the column `inserted_xid` was added, once the floor is above
-        // the transaction that added the column. All these rows are then resolved, except those of partitions
-        // with a lower floor of their own.
+        // Once the floor is above the transaction that added the column `inserted_xid`, the rows that existed
+        // before the column are resolved, so leave them out. The rows of partitions with a lower floor of their
+        // own may still be unresolved.
         let added = &record.added_xids;
         let last_added = added.iter().max().filter(|xid| record.floor > **xid);
         if let Some(last_added) = last_added.filter(|_| shape.has_inserted_xid) {
@@ -191,9 +192,9 @@ impl<'a> ScanWindow<'a> {
                     since.xmin()
                 ));
             }
-            // The `xmin` of a row may be a subtransaction. A snapshot does not list the subtransactions
-            // of a running transaction, so every row of a transaction from the snapshot's own `xmin` on
-            // counts as new.
+            // The `xmin` of a row may be a subtransaction, and a snapshot does not list the subtransactions of
+            // the transactions that were running. So only transaction ids below the snapshot's own `xmin`
+            // are certainly visible in it, and all other rows count as new.
             Some(since) => conditions.push(format!("{xid} >= '{}'::xid8", since.xmin())),
             None => {}
         }

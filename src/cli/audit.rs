@@ -65,7 +65,8 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
 pub(super) struct ProgressLine {
     can_rewrite: bool,
     shown: Option<Instant>,
-    /// Number of rows of the terminal above the last row of the line, if the line is wider than the terminal.
+    /// If the line is wider than the terminal, it takes several rows of the terminal: the number of rows above
+    /// the last one.
     rows_above: usize,
     /// The reasons of the notes that were written.
     noted: Vec<String>,
@@ -81,7 +82,7 @@ impl ProgressLine {
         }
     }
 
-    /// Replaces the line, unless it was replaced within [`PROGRESS_INTERVAL`].
+    /// Replaces the line, unless it was last replaced less than [`PROGRESS_INTERVAL`] ago.
     pub(super) fn show(&mut self, text: &str) {
         let is_due = |shown: Instant| shown.elapsed() >= PROGRESS_INTERVAL;
         if self.can_rewrite && self.shown.is_none_or(is_due) {
@@ -100,7 +101,8 @@ impl ProgressLine {
         }
     }
 
-    /// Whether no earlier note had this reason, and there is room for another note.
+    /// Whether no earlier note had this reason and fewer than [`NOTES_MAX`] notes were written. If so, remembers
+    /// the reason.
     fn is_new(&mut self, reason: &str) -> bool {
         let is_new =
             self.noted.len() < NOTES_MAX && !self.noted.iter().any(|known| known == reason);

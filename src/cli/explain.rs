@@ -75,7 +75,7 @@ fn unknown(name: &str) -> Error {
     let all = all.chain(sections().flat_map(codes));
     let nearest = all.map(|known| (levenshtein(name, known), known));
     let nearest = nearest.filter(|(distance, known)| *distance <= 1 + known.len() / 4);
-    // The argument may be a connection string with a password.
+    // The argument may be a connection string with a password, so show it only if it is plain.
     let shown = if is_plain(name) { name } else { "..." };
     let error = Error::new(Code::SettingInvalid, format!("there is no code `{shown}`"));
     match nearest.min() {

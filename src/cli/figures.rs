@@ -50,9 +50,9 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the line about repeated requests for an event in the state `state`. `attempts` is the number of
-/// requests with which Pub/Sub may have stored the event. Returns `None` if every request got a definite
-/// answer.
+/// Returns the label and the text of the line about requests without an answer, for an event in the state
+/// `state`. `attempts` is the number of requests with which Pub/Sub may have stored the event. Returns `None` if
+/// all of these requests got an answer.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {

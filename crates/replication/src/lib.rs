@@ -9,8 +9,9 @@
 //! - [`Source`] runs a replication session on its own thread. The thread passes on chunks of whole
 //!   frames, and [`frames`] decodes them. The thread also sends the status messages, so nothing in
 //!   the caller can delay them.
-//! - The slot is a lease: [`Source::lease_is_over`] says whether another session may get the slot.
-//!   [`LeaseProof`] collects evidence that the server receives our messages.
+//! - Our hold on the slot is a lease: [`Source::lease_is_over`] says whether the caller must stop publishing,
+//!   because another session has the slot or may soon have it. [`LeaseProof`] collects evidence that the
+//!   server receives our messages. This evidence extends the lease.
 //! - [`Watermark`] computes the [`Confirmable`] position. Everything before this position has a
 //!   durable outcome.
 //! - [`create_slot`] creates a slot, together with a snapshot of the rows that the slot will not

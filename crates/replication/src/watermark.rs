@@ -9,9 +9,10 @@
 //! - A keepalive's `wal_end` says that the server has sent everything before this position. We may
 //!   confirm `wal_end` only if nothing earlier in the stream is still pending.
 //!
-//! So each transaction keeps its *floor*: the position that was safe to confirm just before its Begin.
-//! The watermark is the floor of the first unresolved transaction, or the last position of the stream
-//! if everything is resolved.
+//! So while a transaction is unresolved, the last position that we may confirm is the position of the
+//! stream just before its Begin. The entry of the transaction stores this position as `floor`. The
+//! watermark is the `floor` of the first unresolved transaction. If everything is resolved, the
+//! watermark is the last position of the stream.
 //!
 //! A [`Watermark`] stores every unresolved transaction, but only a limited surplus of resolved ones (see
 //! `KEPT`). So one stuck event costs little memory, no matter how many transactions follow it. Transactions
@@ -21,8 +22,8 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// An empty [`Watermark`] keeps memory for this number of entries, because it is too little to be worth
-/// freeing. Also bounds the queue, which has at most `2 * KEPT` more resolved entries than unresolved entries.
+/// Number of entries for which an empty [`Watermark`] keeps its memory, because so little memory is not worth
+/// freeing. Also limits the queue, which has at most `2 * KEPT` more resolved entries than unresolved entries.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,
@@ -209,9 +210,9 @@ impl Watermark {
         self.last_resolved_commit_time = self.last_resolved_commit_time.max(Some(commit_time));
     }
 
-    /// Removes resolved entries. Those at the front go at once. The others go together, when resolved entries
+    /// Removes resolved entries: at once from the front of the queue, and everywhere else when resolved entries
     /// outnumber unresolved entries by more than 2 × [`KEPT`]. So the queue stays short behind a stuck
-    /// transaction. The average cost per entry is constant in every order in which transactions may be
+    /// transaction, and the average cost per entry is constant, whatever the order in which transactions are
     /// resolved.
     #[inline]
     fn take_resolved_away(&mut self) {

@@ -9,8 +9,8 @@ pub(crate) fn check_input(payload: &[u8]) {
     match decoder::decode(payload) {
         Ok(message) => {
             let owned = OwnedMessage::from(message);
-            // On the wire, the schema `pg_catalog` is its name or the empty string. The encoder writes only the
-            // empty string, so the bytes can differ.
+            // On the wire, an empty string and `pg_catalog` name the same schema. The encoder always writes the
+            // empty string, so its bytes can differ from the payload.
             let names_pg_catalog = match &owned {
                 OwnedMessage::Relation(relation) => relation.namespace == "pg_catalog",
                 OwnedMessage::Type { namespace, .. } => namespace == "pg_catalog",

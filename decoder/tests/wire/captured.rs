@@ -6,8 +6,8 @@ use crate::encoder::OwnedMessage;
 use crate::fixture::{Captured, every_scenario, scenarios};
 use crate::rendering::Renderer;
 
-/// The snapshots contain the rendered messages of this major version. The tests compare the messages of all
-/// other versions with the same snapshots.
+/// The snapshots show the messages of this major version. The messages of every other version must be rendered
+/// as the same text.
 const REFERENCE_MAJOR: u32 = 15;
 
 fn render(messages: &[Captured]) -> String {
@@ -74,8 +74,8 @@ fn positions_and_transaction_ids_match_those_reported_by_the_server() {
     }
 }
 
-/// Compares the LSNs and transaction ids in a message with those that the server's SQL function
-/// returned next to the bytes of the message. `open` is the Begin of the open transaction.
+/// Compares the LSNs and transaction ids in a message with the `lsn` and `xid` that PostgreSQL's function
+/// `pg_logical_slot_peek_binary_changes` returned for the message. `open` is the Begin of the open transaction.
 fn compare_with_server(message: &Captured, open: &mut Option<Begin>, place: &str) {
     match decode(&message.payload).unwrap() {
         Message::Begin(begin) => {

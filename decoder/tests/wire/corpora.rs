@@ -1,5 +1,5 @@
-//! Runs each input of the corpora in `decoder/fuzz/corpus/` through its fuzz target. So the targets always
-//! compile, and a fault that fuzzing has found cannot return unnoticed.
+//! Checks each input of the corpora in `decoder/fuzz/corpus/` as its fuzz target does. A fault that fuzzing has
+//! found cannot return unnoticed, and the code of the checks always compiles.
 
 #[path = "../../fuzz/inputs/frame.rs"]
 mod frame;

@@ -1,6 +1,5 @@
-//! Compares our decoder, field by field, with the independent decoder `pg_walstream`, whose parser
-//! can be used without a connection. The inputs are all captured messages, generated messages, and
-//! damaged messages that our decoder accepts.
+//! Compares our decoder, field by field, with the independent decoder `pg_walstream`. The inputs are all
+//! captured messages, generated messages, and damaged messages that our decoder accepts.
 //!
 //! These tests cannot find an error that both decoders share. The tests in `captured.rs` can, because
 //! they compare with values that the server itself reported.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use decoder::{Lsn, Xid};
 
-/// One line of a fixture: a message, and what the server's SQL function reported about it.
+/// One line of a fixture: one row that PostgreSQL's function `pg_logical_slot_peek_binary_changes` returned.
 pub(crate) struct Captured {
     pub lsn: Lsn,
     pub xid: Xid,

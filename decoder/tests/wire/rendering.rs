@@ -10,8 +10,8 @@ use decoder::{Column, Message, Oid, OldRow, OwnedRelation, Relation, RelationCac
 /// its length, so that snapshots stay readable.
 const LONGEST_TEXT: usize = 60;
 
-/// Renders a stream of messages: one line per message, and one line for each of its columns or
-/// rows.
+/// Renders a stream of messages: one line per message, followed by one line for each column of a relation or
+/// each value of a row.
 #[derive(Default)]
 pub(crate) struct Renderer {
     relations: RelationCache,

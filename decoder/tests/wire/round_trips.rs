@@ -48,8 +48,8 @@ proptest! {
         }
     }
 
-    // The generated years end with 9985. From 10000 on, years are displayed with a sign, so their texts sort
-    // before those of earlier years.
+    // Generates no year after 9985. From the year 10000 on, the text begins with a `+`, so it sorts before the
+    // texts of earlier years.
     #[test]
     fn the_texts_of_timestamps_sort_in_the_order_of_time(
         earlier in 0..248_000_000_000_000_000_i64, micros in 1..4_000_000_000_000_000_i64,

@@ -95,15 +95,15 @@ pub struct Headroom {
 }
 
 impl Headroom {
-    /// Whether less than a quarter of the WAL that the slot may keep is still unused. False if there is
-    /// no limit.
+    /// Whether the slot keeps more than three quarters of the WAL that its limit allows. False if there is no
+    /// limit.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.is_below_one_in(4)
     }
 
-    /// An error if less than a tenth of the WAL that the slot may keep is unused, or if the lag is
-    /// an error. Otherwise a warning.
+    /// An error if the slot keeps more than nine tenths of the WAL that its limit allows, or if the lag is an
+    /// error. Otherwise a warning.
     #[must_use]
     pub fn severity(&self) -> Severity {
         if self.is_below_one_in(10) {
@@ -130,7 +130,7 @@ pub enum InvalidationCause {
     WalLevelInsufficient,
     /// No session read from the slot for longer than `idle_replication_slot_timeout`.
     IdleTimeout,
-    /// A conflict with recovery on a standby server. PostgreSQL 16 reports no details.
+    /// A conflict with recovery on a standby server. Only PostgreSQL 16 reports a conflict without its cause.
     Conflict,
     /// A reason that this version does not know, in the server's words.
     Other(String),

@@ -53,7 +53,7 @@ pub(super) struct Facts {
 /// reads these facts. A negative limit means no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionLimits {
-    /// Whether the role is a superuser. If it is, only the server's limit applies.
+    /// Whether the role is a superuser. The limits of the role and the database do not apply to superusers.
     pub(super) is_superuser: bool,
     pub(super) role_limit: i64,
     pub(super) of_role: i64,

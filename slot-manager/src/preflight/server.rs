@@ -323,8 +323,8 @@ fn synchronized_standby_slots(facts: &Facts, slot: &SlotName) -> Option<Finding>
     ))
 }
 
-/// Checks whether a pooler is in between. Several server processes prove that there is one. A single
-/// process proves nothing, because an idle pooler can use the same process each time.
+/// Checks whether a pooler is between us and PostgreSQL. If several server processes answer, there is a pooler.
+/// A single process proves nothing, because an idle pooler can use the same process each time.
 fn pooler(backend_pids: &[i32]) -> Finding {
     if backend_pids.windows(2).all(|pair| pair[0] == pair[1]) {
         return Finding::ok(

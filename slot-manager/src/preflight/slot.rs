@@ -14,8 +14,8 @@ pub(super) fn check(facts: &Facts, name: &SlotName) -> Vec<Finding> {
         .iter()
         .find(|slot| slot.slot_name == name.as_str())
     else {
-        // A standby server does not need the slot, because the relay uses the slot on the primary. Another
-        // check reports that this is a standby server.
+        // Report a missing slot only on a primary, where the relay uses the slot. Another check reports that the
+        // server is a standby server.
         let is_due = !facts.cluster.in_recovery;
         return is_due.then(|| missing(facts, name)).into_iter().collect();
     };

@@ -3,8 +3,8 @@
 use super::{Problem, PublicationState, PublishedTable, TableState};
 use crate::QualifiedName;
 
-/// The column with the id of the transaction that inserted the row. If a table has this column, the
-/// publication must send it, because the relay derives the identity of an event from it.
+/// The column with the id of the transaction that inserted the row. If a table has this column, the publication
+/// must send it, because the relay computes the event ids from it.
 const INSERTED_XID: &str = "inserted_xid";
 
 impl TableState {
@@ -41,9 +41,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// Returns the problem that would arise from adding `inserted_xid` to the table: the column list of the
-    /// publication would leave this column out. `None` if there would be no problem, or if the table already
-    /// has the column.
+    /// Returns a problem if the table has no column `inserted_xid` yet and the column list of the publication
+    /// would leave out this column after somebody added it to the table. Otherwise returns `None`.
     #[must_use]
     pub fn would_leave_out_inserted_xid(&self, table: &QualifiedName) -> Option<Problem> {
         let table = self

@@ -205,7 +205,7 @@ fn publishing_columns(
 }
 
 impl Problem {
-    /// The code of the problem, which is the code of the relay's error and of the finding of a check.
+    /// The code of the problem. The relay's error and the finding of a check both use this code.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -30,8 +30,8 @@ where pid = $1 and backend_start::text is not distinct from $2
   and wait_event_type is distinct from 'Client' and coalesce(state, '') not in
       ('idle', 'idle in transaction', 'idle in transaction (aborted)')";
 
-/// Parameters: application name (text), quoted table name (text). PostgreSQL hides the states of other roles'
-/// sessions from our role, but shows their locks. So for those sessions the statement uses the locks.
+/// Parameters: application name (text), quoted table name (text). For sessions of other roles, the statement
+/// checks their locks on the table, because PostgreSQL may hide the states of these sessions from our role.
 pub(crate) const BUSY_SESSIONS: &str = "
 select count(*) as sessions from pg_catalog.pg_stat_activity a
 where a.application_name = left($1, 63) and a.datname = pg_catalog.current_database()
@@ -101,8 +101,8 @@ from pg_catalog.pg_stat_activity where pid = $1 and wait_event = 'SyncRep'";
 /// blocks it (at least one row). If the process waits for no lock, returns no row.
 ///
 /// `pg_blocking_pids` shows every prepared transaction as process 0. So the second half of `blockers` looks
-/// for holders of the same lock that have no process. Such a transaction also holds the lock on its own xid,
-/// which identifies it in `pg_prepared_xacts`.
+/// for holders of the same lock that have no process: these are prepared transactions. A prepared transaction
+/// also holds the lock on its own xid, which identifies the transaction in `pg_prepared_xacts`.
 pub(crate) const LOCK_WAIT: &str = "
 with waiting as materialized (
     select l.*, extract(epoch from pg_catalog.clock_timestamp() - l.waitstart)::float8 as waited_seconds
@@ -133,9 +133,9 @@ select w.waited_seconds, w.relation::regclass::text as relation, b.*
 from waiting w left join blockers b on true
 order by b.age_seconds desc nulls last, b.pid";
 
-/// Parameters: pid of a walsender (int4). Returns no row if there is no such walsender. Otherwise returns one
-/// row for each slot in `synchronized_standby_slots` that has not received all WAL. If every slot has received
-/// it, returns one row without a slot. The names in the setting can have quotes, so the statement removes them.
+/// Parameters: pid of a walsender (int4). Returns one row for each slot in `synchronized_standby_slots` that has
+/// not received all WAL, or one row without a slot if all have. Returns no row if there is no such walsender. The
+/// names in the setting can be quoted, so the statement removes the quotes.
 pub(crate) const WALSENDER_WAIT: &str = "
 with named as (
     select pg_catalog.btrim(n.name, ' \"') as name

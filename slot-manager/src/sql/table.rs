@@ -35,8 +35,8 @@ select coalesce(nullif(t.typbasetype, 0), t.oid) as type_oid, exists (
 from pg_catalog.pg_attribute a join pg_catalog.pg_type t on t.oid = a.atttypid
 where a.attrelid = $1 and a.attname = $2";
 
-/// Parameters: schema, table and column (text). Returns whether the column has a unique index of its own. For
-/// a partitioned table the answer is always yes.
+/// Parameters: schema, table and column (text). Returns whether the column has a unique index of its own. Always
+/// true for a partitioned table, because often only its partitions can have such an index.
 pub(crate) const IS_UNIQUE: &str = "
 select c.relkind = 'p' or exists (
     select from pg_catalog.pg_index i
@@ -138,8 +138,8 @@ from made_from m where m.typtype <> 'd'";
 /// Parameters: schema, table, the possible `seq` columns in order of preference (text[]), the
 /// version column, and the one `seq` column that counts only if a sequence fills it.
 ///
-/// `attmissingval` is the value of a column in rows that are older than the column. Each partition
-/// has its own value.
+/// `attmissingval` is the value of a column in rows that are older than the column. It can differ between
+/// partitions.
 pub(crate) const SHAPE: &str = "
 with recursive root as (
     select c.oid, c.relkind from pg_catalog.pg_class c
@@ -265,7 +265,7 @@ pub(crate) const OID: &str = "
 select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')";
 
-/// Parameters: OID of a sequence (oid). Returns nothing if the role has no right to use the sequence.
+/// Parameters: OID of a sequence (oid). Returns no row if our role may neither read nor use the sequence.
 pub(crate) const SEQUENCE: &str = "
 select n.nspname::text as schema_name, c.relname::text as name,
        pg_catalog.has_sequence_privilege(s.seqrelid, 'SELECT') as is_readable,

@@ -1,4 +1,4 @@
-//! Tests sessions, the slots that sessions read, and locks.
+//! Tests the queries about sessions: which sessions are busy, which slots they read, and which locks they hold.
 
 use slot_manager::activity::{self, LastReply};
 use slot_manager::slots::{self, CreateOptions};

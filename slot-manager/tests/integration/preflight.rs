@@ -204,14 +204,13 @@ async fn harmful_settings_are_reported() {
         with_code(&found, "wal-sender-timeout-off").severity,
         Severity::Info
     );
-    // The findings are a warning, because the server has no free slot, and an error, because the relay's
-    // slot cannot be created.
+    // The server has no free slot: a warning. So the relay's slot cannot be created: an error.
     let used_up = found
         .iter()
         .filter(|f| f.code == "replication-slots-used-up");
     let severities: Vec<Severity> = used_up.map(|f| f.severity).collect();
     assert_eq!(severities, [Severity::Warning, Severity::Error]);
-    // One free walsender is enough.
+    // The server has a single walsender, and it is free. The relay needs only one.
     assert_eq!(with_code(&found, "wal-senders").severity, Severity::Ok);
 }
 

@@ -22,8 +22,7 @@ async fn read(client: &Client, publication: &str, table: &CapturedTable) -> Publ
         .expect("inspect")
 }
 
-/// Returns the only problem of the table, after it has run the problem's remedy and checked that no problem
-/// is left.
+/// Runs the remedy for the only problem of the table, checks that no problem is left, and returns the problem.
 async fn mended(client: &Client, publication: &str, table: &CapturedTable) -> Problem {
     let mut problems = read(client, publication, table).await.problems();
     assert_eq!(problems.len(), 1, "{problems:?}");
@@ -342,8 +341,8 @@ async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_p
         let table = captured(&format!("public.{name}"), &["id"]);
         let alone = read(&client, "none", &table).await.problems();
         assert_eq!(alone, std::slice::from_ref(&unfit));
-        // If another table can be published, the remedy for the missing publication names only that
-        // table.
+        // Of the two tables, only `public.good` can be published. So the remedy for the missing publication
+        // names only `public.good`.
         let both = [table.clone(), captured("public.good", &["id"])];
         let problems = inspect(&client, "pub", &both)
             .await

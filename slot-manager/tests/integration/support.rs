@@ -10,7 +10,7 @@ use scratch_postgres::{Builder, ScratchPostgres};
 use slot_manager::SlotName;
 use tokio_postgres::{Client, NoTls};
 
-/// How long any step may take. Long enough for a machine under load.
+/// How long any step may take, even on a machine under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn builder() -> Builder {
@@ -67,7 +67,7 @@ pub(crate) async fn major(client: &Client) -> u32 {
         .major_version()
 }
 
-/// Prints the reason why a claim was not tested.
+/// Prints that a test skipped the check of `claim`, and why.
 pub(crate) fn skipped(claim: &str, reason: &str) {
     eprintln!("SKIPPED {claim}: {reason}");
 }

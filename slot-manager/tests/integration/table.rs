@@ -107,7 +107,7 @@ async fn our_queries_wait_for_no_lock_on_a_partition_and_keep_none() {
     let holder = activity::table_lock_holder(&client, "shop.\"Events\"").await;
     assert!(holder.expect("locks").is_some());
     assert_eq!(locks().await, 0);
-    // The size of a partition cannot be read while this lock is held.
+    // Release the owner's lock first: the following queries read the sizes of partitions, and would wait for it.
     run(&owner, "rollback").await;
     assert_eq!(shape(&client).await.expect("a table").below.len(), 2);
     table::size_of_partitions(&client, &events())

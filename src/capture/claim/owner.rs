@@ -86,9 +86,9 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
 }
 
 /// Refuses a table that does not belong to our slot yet, if another slot captures its parent or one of its
-/// partitions. Our table would get a new record. Shared rows that the other relay has not delivered would then
-/// count as older than the start of capturing, and would never be published. Also refuses a table that would
-/// have to take over more than one record.
+/// partitions. Otherwise our table would get a new record. In the new record, shared rows that the other relay has
+/// not delivered count as older than the start of capturing, so our relay would never publish them. Also refuses a
+/// table that would have to take over more than one record.
 ///
 /// This function does not handle two tables that already belonged to their slots before one was attached to
 /// the other. In this case, [`refuse_others`] refuses the relay of the partitioned table. The relay of the
@@ -128,8 +128,9 @@ pub(crate) fn refuse_partial_overlap(
     Ok(())
 }
 
-/// Refuses a table that shares rows with several earlier tables of this slot. Their records have different
-/// bounds and identities, so no single record is right for all their rows.
+/// Refuses a new table that shares rows with several earlier tables of this slot, for example because they are its
+/// partitions. The new table can take over only one of their capture records, and the `since`, `floor` and identity
+/// in this record would be wrong for the rows of the other tables.
 fn refuse_several(
     found: &[FoundTable],
     known: &[Option<&CaptureRecord>],

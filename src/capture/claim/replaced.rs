@@ -62,8 +62,8 @@ impl fmt::Display for RowOrigin {
     }
 }
 
-/// Returns the record with the table's present name and OID, and with the event id suffixes that these require.
-/// If the event ids depend on the origin of the table's rows, also returns this origin.
+/// Returns the record with the table's present name and OID, and with the event id suffix for this OID. Also
+/// returns the origin of the table's rows, if their event ids depend on the origin.
 ///
 /// # Errors
 /// Database errors; the errors of [`TableReader::resolve`].
@@ -116,7 +116,7 @@ pub(super) async fn brought_up(
 }
 
 /// Compares the newest records with their rows. `captured` has the id suffixes that are right if the
-/// table is a copy. Returns `None` if the ids are uuids, because uuids need no decision.
+/// table is a copy. Returns `None` if the ids are uuids, because the event ids do not depend on the origin then.
 async fn origin(
     sql: &Sql,
     settings: &TableSettings,
@@ -146,7 +146,7 @@ async fn origin(
     );
     let answer = match sql.simple_query(&statement).await {
         Ok(answer) => answer,
-        // An error of this kind does not show whether the table is a copy, so the relay tries again.
+        // A missing right does not show whether the table is a copy. So return the error, and the relay tries again.
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let hint = format!("GRANT SELECT ON {} TO <relay user>", settings.table);
             return Err(Error::from(error).hint(hint));
@@ -167,7 +167,7 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records whose event ids are those of rows in a copy. The other records belong to rows with
+/// Keeps only the records with event ids that rows of a copy would have. The other records belong to rows with
 /// `inserted_xid`, or to earlier tables.
 fn of_event_ids(
     records: Vec<RecordedRow>,
@@ -225,7 +225,8 @@ impl ComparedRow {
     /// Returns why this row cannot be the row of the record, or `None` if it can.
     fn differs_from(&self, found: &RecordedRow) -> Option<&'static str> {
         let last = |topic: &str| topic.rsplit('/').next().map(str::to_owned);
-        // The record of a quarantined event has no topic if the row could not become a message.
+        // A record without a topic belongs to a quarantined event whose row could not become a message. Such a
+        // record has no topic or key to compare.
         if let Some(topic) = &found.topic {
             let is_same = self.stream.as_ref().is_some_and(|(own, key)| {
                 last(own) == last(topic)

@@ -1,4 +1,4 @@
-//! The receiving end of the channel, which knows which events from tables are unresolved.
+//! The receiving end of the channel. It remembers which events from tables are unresolved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -44,7 +44,8 @@ impl TableRows {
         self.batches.recv().await
     }
 
-    /// Notes an event that the delivery takes over.
+    /// Notes an event that the pipeline has taken from a batch. The event is unresolved until
+    /// [`resolve`](Self::resolve).
     pub(crate) fn taken(&mut self, position: EventPosition, event_id: &EventId) {
         let key = (position.ordinal, position.commit);
         if self.unresolved.insert(key, event_id.uuid).is_none() {
@@ -53,8 +54,8 @@ impl TableRows {
         self.next = position.ordinal + 1;
     }
 
-    /// Answers as soon as all events from tables are resolved. Events that the delivery takes over later can
-    /// delay the answer.
+    /// Answers as soon as all events from tables are resolved. Events that the pipeline takes later can delay the
+    /// answer.
     pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
         self.waiting.push(answer);
         self.answer();

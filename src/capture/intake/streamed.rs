@@ -38,9 +38,9 @@ impl Streamed {
         }
     }
 
-    /// Whether somebody may have renamed an optional column since the rows of this description were inserted.
-    /// (The settings use an optional column if the table has it.) A rename is possible if the description lacks
-    /// an optional column, but has a column that the table did not have when the session began.
+    /// Whether the stream may describe the table as it was before somebody renamed an optional column. This is
+    /// possible if the description lacks an optional column, but has a column that the table did not have when
+    /// the session began. (The settings use an optional column only if the table has it.)
     pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
         let optional = self.settings.optional_columns();
         relation.oid == self.oid
@@ -51,14 +51,13 @@ impl Streamed {
                 .all(|column| self.columns.contains(&column.name))
     }
 
-    /// Returns an error if the rows of this description were inserted before somebody renamed an optional
-    /// column. Without the error, such rows would be published without the renamed column. `now` has the
-    /// columns that the table has now.
+    /// Returns an error if the stream describes the table as it was before somebody renamed an optional column.
+    /// Without the error, the rows would be published without this column. `now` has the columns that the table
+    /// has now.
     ///
-    /// A rename keeps the type and the place of the column. So a missing optional column was renamed if the
-    /// description has a column of the same type at the same place, and that column no longer exists. Two
-    /// columns are at the same place if they follow the same unchanged column. Otherwise the optional column
-    /// was added later, so the older rows rightly lack it.
+    /// A rename keeps the type and the place of a column. So if the description lacks an optional column, this
+    /// function looks for the old name: a column of the same type that no longer exists, and that follows the same
+    /// unchanged column. If there is none, the optional column was added later, and the older rows rightly lack it.
     pub(super) fn refuse_renamed(
         &self,
         relation: &OwnedRelation,

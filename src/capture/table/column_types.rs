@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::mapping::{ColumnType, ColumnTypes};
 use crate::postgres::{Sql, Target, connect};
 
-/// Maximum duration of a look-up. Short, because the stream waits for the look-up, and a session whose
-/// stream waits too long ends.
+/// Maximum duration of a look-up. Short, because the relay does not read the stream during a look-up, and the
+/// session ends if that takes too long.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks up every type of the table's columns that is not among `known`.
@@ -37,7 +37,8 @@ pub(crate) async fn look_up(
         .collect();
     let table = QualifiedName::new(&*relation.namespace, &*relation.name);
     let types = column_types::look_up(sql, &table, &columns).await?;
-    // Each type is looked up only once, even if the catalogue does not know it. An unknown type counts as text.
+    // First remember every type as an unknown type, which counts as text. So the relay does not look up a type
+    // again that the catalogue does not know.
     for &(base, _) in &columns {
         let unnamed = ColumnType {
             base,
@@ -66,7 +67,7 @@ pub(crate) async fn look_up(
     Ok(found)
 }
 
-/// Looks up the types over a new connection, which is closed afterwards, because look-ups are rare.
+/// Looks up the types over a new connection, and closes it afterwards, because look-ups are rare.
 ///
 /// # Errors
 /// Connection and database errors.
@@ -92,8 +93,8 @@ pub(crate) async fn columns_apart(
     Ok(table::streamed_columns(&sql, name).await?)
 }
 
-/// Whether this relation is the table that has its name now. A table that was dropped, renamed or replaced is not.
-/// Reads the catalogue over a new connection.
+/// Whether the relation from the stream is still the table of its name. Returns false if the table was dropped,
+/// renamed or replaced. Reads the catalogue over a new connection.
 ///
 /// # Errors
 /// Connection and database errors.

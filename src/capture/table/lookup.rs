@@ -139,9 +139,8 @@ pub(super) fn hashed_id_sql(id: &str, captured: &Captured) -> String {
             xid,
         ),
     };
-    // `format` prints a value as the stream does, but a cast to text prints some types differently. We
-    // use `is distinct from null` because `is not null` is false for a composite value that contains a
-    // null.
+    // Use `format`, which prints a value as the stream does: a cast to text prints some types differently. Use
+    // `is distinct from null`, because `is not null` is false for a composite value that contains a null.
     format!(
         "case when {id} is distinct from null then outbox.event_uuid({name}, format('%s', {id}), {xid}) end"
     )
@@ -167,7 +166,8 @@ pub(super) fn oldest_age(
             "(extract(epoch from clock_timestamp()) - extract(epoch from min({time}){filter}))::float8"
         )
     };
-    // The server does not know the commit times of rows from before it began to record them.
+    // Return null if any row has no commit time, because that row may be the oldest: the server does not know
+    // the commit times of transactions from before it began to record them.
     let by_commit = commit_time.map(|time| {
         let age = since(time, "");
         format!("case when count({time}) = count(*) then {age} end")

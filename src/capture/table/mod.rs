@@ -247,7 +247,7 @@ impl TableReader {
         &self.table
     }
 
-    /// The `seq` column, by which rows are found again.
+    /// The `seq` column. The relay finds a row again by the value of this column.
     pub(crate) fn seq_sql(&self) -> Option<&str> {
         self.seq.as_deref()
     }
@@ -291,8 +291,8 @@ impl TableReader {
         }
         let mapped = match row.text(self.mapper.payload_position()) {
             Ok(_) => self.mapper.map_row(&values, at)?,
-            // Refuse a payload that is not UTF-8 here, because the mapping would publish the bytes of NOT_UTF8 as
-            // they are. For every other column the mapping itself reports this fault.
+            // Refuse a payload that is not UTF-8 here, because the mapping would publish NOT_UTF8 as the payload.
+            // For every other column the mapping itself reports the fault.
             Err(_) => {
                 let column = self.columns[self.mapper.payload_position()].name.clone();
                 let fault = EventFault::NotUtf8 { column };
@@ -336,7 +336,7 @@ impl TableReader {
 /// exists.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
-        // The operators and casts of the statement fit only the types that the columns had before.
+        // The last three occur if a column has a new type, which does not fit the statement's operators and casts.
         Some(
             &SqlState::UNDEFINED_COLUMN
             | &SqlState::UNDEFINED_TABLE

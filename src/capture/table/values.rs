@@ -10,9 +10,9 @@ use tokio_postgres::error::Error as PgError;
 use super::TableReader;
 use crate::mapping::{EventFault, limits};
 
-/// Maximum size in bytes of a value that is read. A larger value does not fit into any message. The bound
-/// is twice the limit of a request, because the text that PostgreSQL returns may be escaped and is then
-/// longer than the bytes in the message.
+/// Maximum size in bytes of a value that is read. A larger value does not fit into any message. The limit is
+/// twice the limit of a request, because PostgreSQL may return a text with escapes, and the message contains
+/// the shorter text without the escapes.
 const LARGEST_BYTES: usize = 2 * limits::REQUEST_BYTES;
 
 /// A value up to this stored size counts as small enough without a further check. Even if it is stored
@@ -61,8 +61,9 @@ impl SelectedColumn {
                     fits: None,
                 };
             }
-            // Compute the uncompressed size only when the stored size is not small. Use `format`,
-            // because a cast to text would call a function of the type's owner with the relay's rights.
+            // Compute the uncompressed size only when the stored size is not small. Do not cast the value to text:
+            // the owner of the type can define a cast function, which would run with the relay's rights. `format`
+            // calls the type's output function, which only a superuser can define.
             _ => format!(
                 "case when pg_column_size({value}) <= {SMALL_BYTES} then 0 \
                  else octet_length(format('%s', {value})) end"

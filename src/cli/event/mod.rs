@@ -30,10 +30,10 @@ pub(super) struct EventArgs {
     /// List the newest events of this ordering key
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Only of this topic
+    /// List only events of this topic
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// List events committed since: a duration such as 10min, or a time such as 2026-11-27T08:30:00Z
+    /// List events committed since this time: a duration such as 10min, or a time such as 2026-11-27T08:30:00Z
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
     /// Maximum number of events in the list, newest first [default: 20]

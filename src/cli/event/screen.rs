@@ -9,8 +9,8 @@ use crate::ops::event::{EarlierMessage, EventReport, EventState};
 
 /// Maximum number of characters of a key in the list, so that a line with a uuid fits into 80 columns.
 const KEY_CHARS: usize = 13;
-/// Maximum length in bytes of an id in the list, which is the length of a uuid. Instead of a longer id, the list
-/// shows the event's uuid.
+/// Maximum length in bytes of an id in the list: the length of a uuid. If the id is longer, the list shows the
+/// event's uuid instead.
 const NAME_CHARS: usize = 36;
 
 /// Formats all details of each event.

@@ -1,5 +1,5 @@
-//! Applies the migrations, one transaction each. Also adds missing columns and daily partitions, adds missing
-//! tables to the publication, and grants the relay's role its rights.
+//! Applies the migrations, each in its own transaction. Also adds missing columns and daily partitions, adds
+//! missing tables to the publication, and grants the relay's role its rights.
 //!
 //! Concurrent runs wait for each other: every transaction takes the same advisory lock before it
 //! reads which migrations are applied.
@@ -32,7 +32,7 @@ const LOCK_TIMEOUT_S: u32 = 20;
 /// the user's own tables exist before it applies this migration.
 const FIRST_WITH_TABLES: i32 = 3;
 
-/// Applies the migrations that are not applied yet.
+/// Applies the migrations that are not applied yet, and those that every run repeats.
 pub(super) async fn migrations(
     sql: &mut Sql,
     settings: &Settings,
@@ -149,8 +149,8 @@ async fn tables_exist(sql: &Sql, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Maximum number of times that `init` inspects and changes the publication. One change may reveal the next
-/// problem.
+/// Maximum number of times that `init` inspects and changes the publication. More than one, because a change may
+/// reveal the next problem.
 const PUBLICATION_LOOKS: usize = 3;
 
 /// Adds missing tables to the publication, makes it send the generated columns that are needed, and

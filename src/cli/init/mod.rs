@@ -18,8 +18,8 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, connect};
 use crate::settings::Settings;
 
-/// Statement timeout: long enough to wait for another session's lock, short enough that an operator
-/// waits for the error.
+/// Statement timeout: long enough to wait until another session releases its lock, and short enough that an
+/// operator does not give up before the error appears.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The arguments of `postrider init`.

@@ -104,11 +104,13 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
     ]
 }
 
-/// Returns the statements that add missing columns to a captured table: the columns that identify and order
-/// its rows. Adding the columns does not rewrite the table. All old rows get the same `inserted_xid`. If
-/// the table is captured already, the statements also store this value in the capture record, because a later
-/// rewrite of the table erases it from the catalogue. A table without a numbered id gets a column `seq`.
-/// Every writer may use the sequence of `seq`, because column defaults run with the writer's rights.
+/// Returns the statements that add missing columns to a captured table. They do not rewrite the table.
+///
+/// - `inserted_xid` identifies a row. All old rows get the same `inserted_xid`. If the table is captured already,
+///   the statements also store this value in the capture record, because a later rewrite of the table erases
+///   the value from the catalogue.
+/// - `seq` orders the rows. Only a table without a numbered id gets this column. Every role may use the sequence
+///   of `seq`, because a column default runs with the rights of the role that inserts the row.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
@@ -177,8 +179,8 @@ pub(super) fn index(table: &TableSettings, concurrently: bool) -> String {
     format!("create index{concurrently} on {name} (seq) where seq is not null")
 }
 
-/// Returns at most the first 48 bytes of a name. This leaves room for a suffix, because PostgreSQL truncates
-/// names to 63 bytes.
+/// Returns at most the first 48 bytes of a name, to leave room for a suffix: PostgreSQL truncates names to 63
+/// bytes.
 fn short(name: &str) -> &str {
     let end = (0..=48).rev().find(|end| name.is_char_boundary(*end));
     &name[..end.unwrap_or(0).min(name.len())]
@@ -218,8 +220,8 @@ fn publication(settings: &Settings) -> String {
     )
 }
 
-/// Returns the statements as an anonymous block. The delimiter must not occur in the statements. For example,
-/// a quoted name may contain `$$`, which would end the block early.
+/// Returns the statements as an anonymous block. Chooses a delimiter that does not occur in the statements. For
+/// example, a quoted name may contain `$$`, which would end a block with the delimiter `$$` early.
 fn do_block(body: &str) -> String {
     let tags = std::iter::once("$$".to_owned()).chain((1..).map(|n| format!("$block_{n}$")));
     let tag = tags.into_iter().find(|tag| !body.contains(tag));

@@ -19,9 +19,9 @@ use crate::store::relay_row::shown::served_before;
 /// How long the creation of the slot may wait for running transactions to end.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Creates the slot unless it exists. Does not recreate a slot that a relay has lost, because the relay does this
-/// itself. `new_publication` says whether this run created the publication. If so, even an existing slot can stream
-/// only rows that are committed from now on.
+/// Creates the slot unless it exists. Does not recreate a slot that a relay has lost, because the relay recreates
+/// it. `new_publication` says whether this run created the publication. If so, the capture begins now even if the
+/// slot is older, because the slot cannot stream rows from before the publication.
 pub(super) async fn ensure(
     sql: &Sql,
     settings: &Settings,

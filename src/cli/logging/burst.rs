@@ -1,5 +1,5 @@
-//! Limits how often one line of the log can repeat, so that no fault can flood the log. Code that logs often has a limit
-//! of its own (`throttled_log`). This limit covers all other lines, for example a line for each key that is released.
+//! Limits how often one line of the log can repeat, so that no fault can flood the log. Code that logs often has a
+//! limit of its own (`throttled_log`). This limit covers all other lines, such as one for each released key.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -71,7 +71,7 @@ impl DroppedLines {
 }
 
 impl BurstLimit {
-    /// Removes the bursts that have ended. Returns those of them that had too many lines.
+    /// Removes the bursts that have ended. Returns the dropped lines of each burst that had too many lines.
     fn ended(&self, now: Instant) -> Vec<DroppedLines> {
         let mut bursts = self.bursts();
         let ended = bursts
@@ -89,7 +89,7 @@ impl BurstLimit {
     fn admits(&self, event: &Event<'_>, now: Instant) -> bool {
         let lines = self.count(event, now);
         if lines == MAX_LINES + 1 {
-            // Format the message without the lock.
+            // Format the message without holding the lock, so that threads that log do not wait for it.
             let mut message = MessageText(String::new());
             event.record(&mut message);
             if let Some(burst) = self.bursts().get_mut(&event.metadata().callsite()) {
@@ -99,7 +99,8 @@ impl BurstLimit {
         lines <= MAX_LINES
     }
 
-    /// Returns how many lines this place has logged since its burst began, with this line.
+    /// Counts this line. Returns how many lines its place in the code has logged since the burst began, including
+    /// this line.
     fn count(&self, event: &Event<'_>, now: Instant) -> u64 {
         let mut bursts = self.bursts();
         let burst = bursts

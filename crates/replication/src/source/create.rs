@@ -2,8 +2,8 @@
 //! committed before the slot's consistent point. The slot streams everything that is committed
 //! later.
 //!
-//! Only a replication connection can do this. Other sessions can import the snapshot as long as the
-//! replication connection stays open and runs no other command. Source: manual, "Streaming
+//! Only a replication connection can export this snapshot. Other sessions can import the snapshot as
+//! long as the replication connection stays open and runs no other command. Source: manual, "Streaming
 //! Replication Protocol", CREATE_REPLICATION_SLOT.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct CreateSlot<'a> {
     pub application_name: &'a str,
     /// `wal_sender_timeout` of the session.
     pub wal_sender_timeout: Duration,
-    /// How long to wait until the transactions that are running now have ended.
+    /// Maximum wait for running transactions, because PostgreSQL creates a slot only after they have ended.
     pub limit: Duration,
 }
 
@@ -64,7 +64,7 @@ impl CreatedSlot {
     }
 }
 
-/// Creates the slot. Returns `None` if PostgreSQL had to wait longer than the limit for running transactions.
+/// Creates the slot. Returns `None` if the running transactions do not end within the limit.
 ///
 /// # Errors
 /// `SlotRefused` (42710 if a slot of this name exists or is being created, 53400 if no slot is left);
@@ -80,8 +80,8 @@ pub async fn create_slot(wanted: CreateSlot<'_>) -> Result<Option<CreatedSlot>> 
         Ok(answered) => answered?,
         Err(_) => {
             in_time(cancel(&connection, wanted)).await?;
-            // Either the cancel request succeeded and the server has removed the slot, or the
-            // server had created the slot just before the request arrived.
+            // Normally the server removes the unfinished slot and answers that it cancelled the command. If
+            // the cancel request arrived too late, the server answers with the finished slot.
             match in_time(answer(&mut connection, wanted.slot, &mut row)).await {
                 Ok(()) => {}
                 Err(error) if is_cancelled(error.kind()) => return Ok(None),
@@ -125,7 +125,8 @@ fn statement(wanted: CreateSlot<'_>) -> String {
     )
 }
 
-/// Reads the server's messages until the command ends. Dropping the future loses no data.
+/// Reads the server's messages until the command ends. Dropping the future loses no data, so the caller can
+/// call this function again after a timeout.
 async fn answer(
     connection: &mut ReplicationConnection,
     slot: &str,
@@ -169,8 +170,8 @@ fn refused(slot: &str, sqlstate: &str, message: &str) -> ReplicationError {
     ReplicationError::new(kind, with_sqlstate(&what, message, sqlstate))
 }
 
-/// Whether the command that we asked to cancel ended without a result, for example because the server
-/// cancelled it, its session ended, or the server ran out of disk or memory. Source: PostgreSQL's Appendix A.
+/// Whether an error of this kind can end a command that we asked to cancel: the server cancelled the command,
+/// ended its session, or ran out of disk or memory. Source: PostgreSQL's Appendix A.
 fn is_cancelled(kind: &ErrorKind) -> bool {
     const TIMEOUTS: [&str; 5] = ["57014", "55P03", "25P03", "25P04", "72000"];
     const CLASSES: [&str; 5] = ["57P", "08", "53", "40", "58"];

@@ -2,8 +2,8 @@
 //!
 //! This is a state machine without IO; the caller passes in the clock. Status messages are our heartbeat,
 //! because the walsender ends a session that has been silent for `wal_sender_timeout`. If we hear nothing
-//! from the server for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may use the
-//! slot while we wait for the reply.
+//! from the server for an eighth of that time, we ask for a reply. [`Lease`] decides how long we may send to
+//! Pub/Sub while we wait for the reply.
 
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,9 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). If the server is idle,
-/// no report is urgent. If its walsender decodes changes without sending any, it does not read our messages. A
-/// Unix socket has room for only a few hundred of these.
+/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). A silent walsender is
+/// idle, and then no report is urgent. Or it decodes changes that it does not send, and meanwhile reads none of
+/// our messages. Frequent reports would fill a Unix socket, which has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);
@@ -37,8 +37,7 @@ pub(super) enum DueAction {
     Status {
         ask: bool,
     },
-    /// The lease has expired: we have received nothing from the server for too long, or the server nothing from
-    /// us.
+    /// The lease has expired: for too long, nothing has proved that the server receives our messages.
     LeaseLost,
 }
 
@@ -87,10 +86,10 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
-    /// Records that our walsender held the slot at the time `at`. This is weak evidence that the server hears
-    /// us, because a walsender keeps the slot for a while without hearing from us. So it counts only while
-    /// reading is held back and the stream gives no better evidence. It does not count if the server's last
-    /// keepalive says that the server does not hear us.
+    /// Records that our walsender held the slot at the time `at`. A walsender keeps the slot for a while
+    /// without hearing from us, so this observation is only weak evidence that the server hears us. It extends
+    /// the lease only while reading is held back, because the stream then gives no better evidence, and only if
+    /// the server's last keepalive did not ask for a reply.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),
@@ -141,8 +140,8 @@ impl Feedback {
         (confirmed > self.sent).then(|| self.sent_at + interval)
     }
 
-    /// How long the session's loop may wait for the server without checking anything else. `None`
-    /// means the usual [`POLL_INTERVAL`].
+    /// Time until the session's loop next checks the lease and its own status messages. `None` means the
+    /// usual [`POLL_INTERVAL`]. The time is longer while the server is silent.
     pub(super) fn rests_for(&self, now: Instant, reading: ReadState) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);

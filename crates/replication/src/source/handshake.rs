@@ -227,8 +227,8 @@ impl ReplicationConnection {
                 self.message().await?;
             }
         };
-        // `closing` always ends with an error, because the server closes the connection. A timeout can be
-        // ignored too, because the server will notice on its own that the connection is gone.
+        // Ignore the result: `closing` always ends with an error, because the server closes the connection.
+        // After a timeout, the server notices on its own that the connection is gone.
         let _: Result<Result<()>, _> = tokio::time::timeout(CLOSE_LIMIT, closing).await;
     }
 

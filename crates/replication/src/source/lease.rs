@@ -7,15 +7,16 @@
 //! (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has
 //! ended before another session can get the slot. Two things prove that the server has heard us:
 //!
-//! - A frame of the stream, by the time at which the server *sent* it. We report at least once per eighth of
-//!   the timeout. A walsender that has received nothing from us for half the timeout sends a keepalive that
-//!   asks for a reply. To compare the server's clock with ours, we use the frame with the shortest delay so far
-//!   as the reference. If all frames so far had a common delay, we cannot detect it.
+//! - A frame of the stream. We report at least once per eighth of the timeout. So we assume that the server
+//!   last heard from us an eighth of the timeout before it *sent* the frame. If the frame is a keepalive that
+//!   asks for a reply, we assume half the timeout, because a walsender that has received nothing from us for so
+//!   long sends such a keepalive. To convert send times to our clock, we use the frame with the shortest delay
+//!   so far as the reference. We cannot detect a delay that all frames have in common.
 //! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
 //!   message. This is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The lease cannot be shorter than three quarters of the timeout, because a walsender that decodes a large
-//! transaction without sending it reads our messages only once per half of the timeout.
+//! The lease must be longer than half the timeout. A walsender that decodes a large transaction without sending
+//! it reads our messages only once in that time, so a shorter lease would expire on a healthy connection.
 
 use std::time::{Duration, Instant};
 

@@ -43,8 +43,8 @@ pub use probe::probe;
 pub use proof::LeaseProof;
 
 /// Maximum number of chunks in the channel between the session and the caller. A chunk that is larger than
-/// the read buffer waits until the channel is empty. So the bytes in the channel and in the session's read
-/// buffer are at most about 2 MiB, or two messages if these are larger.
+/// the read buffer waits until the channel is empty. So the channel and the session's read buffer together
+/// hold at most about 2 MiB, or two frames if two frames are larger.
 const CHUNKS: usize = 4;
 
 /// How long writing one status message may take, and how long the closing handshake may take.
@@ -220,8 +220,8 @@ impl Source {
             return lease_lost();
         }
         // PostgreSQL has freed the slot, and may have sent the reason at the end of the stream. The session's
-        // thread reads up to this end. Wait for twice as long as the thread may read, because the thread may
-        // begin a little later.
+        // thread now reads the stream to its end, for at most FINAL_WRITE_LIMIT. Wait twice as long, because
+        // the thread may begin a little later.
         let last_word = self.end_within(FINAL_WRITE_LIMIT * 2).await;
         last_word.unwrap_or_else(slot_given_up)
     }

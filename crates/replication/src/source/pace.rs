@@ -1,5 +1,5 @@
-//! Paces reads. While the data rate is high or the stream is behind, the session reads in bulk
-//! after a short linger. Otherwise it reads at once.
+//! Paces reads. While the data rate is high or the stream is behind, the session pauses briefly before
+//! each read, so that it reads in bulk. Otherwise it reads at once.
 //!
 //! The walsender makes one `send` call per message. Each call wakes a reader that waits on the
 //! socket, which costs both sides more than the message itself. A reader that sleeps briefly finds
@@ -15,8 +15,8 @@ const WINDOW: Duration = Duration::from_millis(5);
 /// Below this rate, a live stream is never delayed.
 const MUCH_BYTES: usize = 24 << 10;
 
-/// How long to let messages accumulate. During a much longer linger, a fast server would fill a Unix socket
-/// and stall. A live stream at a high rate is delayed by up to this much.
+/// Pause before a read, in which messages accumulate. It delays a live stream at a high rate by up to this
+/// much. During a much longer pause, a fast server would fill a Unix socket and stall.
 const LINGER: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Opens a replication session and closes it again, to check that the server allows this. Nothing else proves
-//! that `pg_hba.conf`, a proxy and the server's limits allow a replication session.
+//! Checks that the server allows a replication session, by opening one and closing it again. Only such an
+//! attempt proves that `pg_hba.conf`, a proxy and the server's limits allow the session.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// walsenders for a moment.
 ///
 /// # Errors
-/// The errors of [`Source::open`](crate::Source::open), except those about the slot, which the
-/// probe does not open.
+/// The errors of [`Source::open`](crate::Source::open), except those about the slot, because the
+/// probe uses no slot.
 pub async fn probe(target: &Target, application_name: &str) -> Result<()> {
     let probing = async {
         let wire = connection::open(target, handshake::liveness(LIMIT)).await?;

@@ -239,9 +239,9 @@ impl ReplicationSession {
         }
     }
 
-    /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the stream. It
-    /// sends no reason if it receives nothing from us, or cannot write to us. This session drops the data
-    /// before the reason, because PostgreSQL sends that data again to the next session.
+    /// Finds out why PostgreSQL released the slot. PostgreSQL sends the reason at the end of the stream, except
+    /// if it heard nothing from us for too long or cannot write to us. This session drops the data before the
+    /// reason, because PostgreSQL sends that data again to the next session.
     async fn last_word(&mut self) -> ReplicationError {
         let reading = async {
             loop {
@@ -275,7 +275,8 @@ impl ReplicationSession {
     async fn report(&mut self) -> Result<()> {
         let reading = self.reading();
         let lease = &self.control.lease;
-        // Do not extend an expired lease, because the machine may have been suspended in the meantime.
+        // Never extend an expired lease. This machine may have been suspended, and another session may have
+        // got the slot in the meantime.
         if lease.has_expired() {
             return Err(super::lease_lost());
         }

@@ -59,9 +59,9 @@ async fn a_large_frame_waits_until_the_channel_to_the_relay_is_empty() {
     assert!(in_time(READ_BUFFER + 1).await.unwrap().is_none());
 }
 
-/// Opens a session and fills its channel, so that the session stops reading. A test can then report
-/// that the slot was released before the session has read the reason. Also returns an SQL session
-/// on the same server.
+/// Opens a session and fills its channel, so that the session stops reading. A test can then call
+/// [`LeaseProof::give_up`](super::LeaseProof::give_up) before the session has read why the server released the
+/// slot. Also returns an SQL session on the same server.
 async fn held_back(server: &ScratchPostgres, url: &str) -> (Source, Client) {
     let sql = sql(server).await;
     for statement in [
@@ -101,7 +101,7 @@ async fn the_reason_for_the_end_is_found_behind_data_that_was_not_read_yet() {
     assert!(why.to_string().contains("administrator command"), "{why}");
 }
 
-/// An idle session otherwise wakes up only four times a second, but it reports a new position at once.
+/// An idle session checks its state only four times a second, but a new position wakes it up at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confirmed_position_is_reported_at_once() {
     let server = ScratchPostgres::builder().start().unwrap();

@@ -1,4 +1,4 @@
-//! Tests the severity of a slot with little room left, and the estimate of when the slot will be lost.
+//! Tests the severity of a slot that is close to its WAL limit, and the estimate of when the slot will be lost.
 
 use super::*;
 

@@ -17,13 +17,13 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::capture_record;
 
-/// Maximum size, in bytes, of a partitioned table on which `init` creates the index. Building the index
-/// blocks writers, but at this size only for a moment.
+/// Maximum size, in bytes, of a partitioned table on which `init` creates the index. PostgreSQL cannot create the
+/// index of a partitioned table concurrently, so writers have to wait. Up to this size the wait is short.
 const SMALL_BYTES: u64 = 64 << 20;
 
 /// Adds missing columns and the index on `seq` to the captured tables, and reports the result. A table gets no
-/// columns if its column list in the publication would leave out `inserted_xid`. Otherwise a running relay
-/// would have to wait until an operator has corrected the list.
+/// columns if its column list in the publication would leave out `inserted_xid`, because a running relay would
+/// then have to wait until an operator has corrected the list.
 pub(in crate::cli::init) async fn columns(sql: &Sql, settings: &Settings) -> Result<Vec<Finding>> {
     let captured = settings.captured();
     let published = publication::inspect(sql, &settings.publication, &captured).await?;
@@ -105,9 +105,8 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// Whether `init` has to create the index on `seq`. `Some` says that it has to, and whether the table is
-/// partitioned. On a large partitioned table `init` does not create the index, because writers would have to
-/// wait.
+/// Returns whether the table is partitioned, if `init` has to create the index on `seq`, and otherwise `None`. On
+/// a large partitioned table `init` does not create the index, because writers would have to wait.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);
@@ -119,8 +118,8 @@ async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     Ok((is_missing && may_create).then_some(is_partitioned))
 }
 
-/// How long one attempt waits for the lock on a table. The time is short, because new writers queue
-/// behind us.
+/// How long one attempt waits for the lock on a table. The time is short, because new writers queue behind our
+/// request for the lock.
 const TABLE_LOCK_TIMEOUT: &str = "1s";
 /// Maximum number of attempts to lock a table.
 const TABLE_LOCK_TRIES: u32 = 8;

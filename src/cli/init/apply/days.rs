@@ -12,13 +12,13 @@ use crate::ops::prune::{AddedDays, add_ahead};
 use crate::postgres::Sql;
 use crate::store::days;
 
-/// Maximum number of attempts to add days, because another session may hold a lock, such as another
-/// `init`.
+/// Maximum number of attempts to add days. An attempt fails if another session, such as another `init`, holds a
+/// lock.
 const ATTEMPTS: u32 = 3;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Adds the missing days of a table with daily partitions. `wanted` is the partitioning that the
+/// Adds the missing days to `outbox.events`, if it has daily partitions. `wanted` is the partitioning that the
 /// command line asks for.
 pub(in crate::cli::init) async fn days(
     sql: &Sql,

@@ -48,7 +48,8 @@ const DAILY: [(&str, &str); 2] = [
     ),
 ];
 
-/// The end of the `create table` statement, after the storage parameters, with its replacement.
+/// The end of the `create table` statement, with its replacement for a partitioned table. There the storage
+/// parameters belong to the default partition, which is created in an anonymous block.
 const END: (&str, &str) = (
     "autovacuum_analyze_scale_factor = 0.05\n);\n",
     "autovacuum_analyze_scale_factor = 0.05);\n    end if;\nend\n$$;\n",

@@ -10,8 +10,8 @@
 /// began while the role still had the right.
 ///
 /// These roles are trusted: superusers, the owner of the database, the current role, and the roles whose rights
-/// it inherits. If the current role is a superuser, inherited rights do not count, because a superuser has the
-/// rights of every role.
+/// the current role inherits. If the current role is a superuser, inherited rights do not count: a superuser has
+/// the rights of every role, so every role would be trusted.
 pub(super) const GUARD_BODY: &str = "\
 declare
     found record;

@@ -121,8 +121,8 @@ fn slot_statement(slot: &SlotName, failover: bool) -> String {
     )
 }
 
-/// Returns the statement that adds the capture record of a table, unless the table has one. `since` and
-/// `floor` are the same as in the record of a relay that creates the slot itself.
+/// Returns the statement that adds the capture record of a table, unless the table has one. A relay that creates
+/// the slot itself writes the same `since` and `floor`.
 fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
     let name = &table.table;
     let (schema, table) = (quoted_literal(&name.schema), quoted_literal(&name.name));
