@@ -15,6 +15,8 @@ pub struct CatalogType {
     pub named: Oid,
     /// Oid of the base type. If the type was dropped, the base type that the column has now.
     pub base: Oid,
+    /// Whether the type `named` was dropped.
+    pub is_dropped: bool,
     /// Name of the type `named`, as PostgreSQL prints it; `???` if that type was dropped.
     pub name: String,
     /// Whether PostgreSQL can sort values of the base type, and can parse their text form again.
@@ -24,9 +26,9 @@ pub struct CatalogType {
 /// Looks up the types of some columns of a table. Omits a type if both the type and its column have
 /// been dropped.
 ///
-/// The stream describes a table as it was when its rows were written. If a type was dropped since then, its
-/// column has another type now, and this function looks up that type instead. The old values can be read as
-/// the new type, because PostgreSQL has either converted them or found that no conversion is needed.
+/// The stream describes a table as it was when its rows were written. If a type was dropped since then, this
+/// function looks up the type that the column of this name has now. That is only a guess: the values in the stream
+/// have the text form of the dropped type.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -49,6 +51,7 @@ pub async fn look_up(
         Ok(CatalogType {
             named: Oid(get(row, "type_oid")?),
             base: Oid(get(row, "base_oid")?),
+            is_dropped: get(row, "is_dropped")?,
             name: get(row, "name")?,
             has_order: get(row, "has_order")?,
         })

@@ -50,6 +50,41 @@ pub async fn streamed_columns(
     columns.collect()
 }
 
+/// A column that a table has now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PresentColumn {
+    /// The name, without quotes.
+    pub name: String,
+    /// False if the column list of the publication leaves the column out.
+    pub is_published: bool,
+}
+
+/// Reads the columns that a table has now, in the order of the table, without generated columns that the
+/// publication does not send. Empty if the table does not exist.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn present_columns(
+    client: &Client,
+    publication: &str,
+    table: &QualifiedName,
+) -> Result<Vec<PresentColumn>, SlotError> {
+    let action = "reading a table's columns";
+    let parameters = [
+        (&table.schema as _, Type::TEXT),
+        (&table.name as _, Type::TEXT),
+        (&publication as _, Type::TEXT),
+    ];
+    let rows = query::all(client, action, sql::PRESENT_COLUMNS, &parameters).await?;
+    let columns = rows.iter().map(|row| {
+        Ok(PresentColumn {
+            name: get(row, "name")?,
+            is_published: get(row, "is_published")?,
+        })
+    });
+    columns.collect()
+}
+
 /// Reads the name of a column's type; `None` if the table has no such column. `table` is quoted as
 /// in SQL.
 ///

@@ -59,8 +59,8 @@ pub(crate) enum IntakeStep {
     /// current table of its name, a new session must claim the table first. Otherwise the relation is an
     /// earlier table of this name, and its rows can be mapped.
     TableUnknown(Oid),
-    /// The rows of this relation lack an optional column, perhaps because they are older than a rename of the
-    /// column. [`Intake::refuse_renamed`] must compare the relation with the present columns to find out.
+    /// The rows of this relation lack an optional column. [`Intake::refuse_incomplete`] must compare the relation
+    /// with the present columns to find out whether the column was added later.
     ColumnUnknown(Oid),
 }
 
@@ -225,14 +225,15 @@ impl Intake {
             self.tables.remove(&oid);
             return Ok(IntakeStep::TypesUnknown(oid));
         }
+        streamed.refuse_dropped_types(known, &self.types)?;
         let table = self.resolve(known, number, streamed)?;
         let is_certain = table.has_uuids() || streamed.is_certain(known);
-        let may_be_renamed = streamed.may_be_renamed(known);
+        let may_be_incomplete = streamed.may_be_incomplete(known);
         let table = KnownRelation::Captured(Box::new(table));
         self.tables.insert(oid, table);
         Ok(if !is_certain {
             IntakeStep::TableUnknown(oid)
-        } else if may_be_renamed {
+        } else if may_be_incomplete {
             IntakeStep::ColumnUnknown(oid)
         } else {
             IntakeStep::Nothing

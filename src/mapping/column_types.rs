@@ -50,6 +50,8 @@ pub struct ColumnType {
     pub name: Box<str>,
     /// Whether values of this type can be compared and sorted with PostgreSQL's own operators.
     pub has_order: bool,
+    /// Whether the type was dropped. Then `base` is the type that the column has now.
+    pub is_dropped: bool,
 }
 
 /// The types that were looked up in the catalogue, by OID.
@@ -83,6 +85,11 @@ impl ColumnTypes {
         self.0.get(&type_oid).map_or(type_oid, |known| known.base)
     }
 
+    /// Whether the type was dropped after rows with it were written.
+    pub(crate) fn is_dropped(&self, type_oid: Oid) -> bool {
+        self.0.get(&type_oid).is_some_and(|known| known.is_dropped)
+    }
+
     /// Whether rows can be sorted by a column of this type.
     pub(super) fn has_order(&self, type_oid: Oid) -> bool {
         match self.0.get(&type_oid) {
@@ -109,6 +116,7 @@ mod tests {
             base: pg_type::UUID,
             name: "order_id".into(),
             has_order: true,
+            is_dropped: false,
         };
         types.learn(DOMAIN, learned);
         assert!(!types.is_unknown(DOMAIN) && types.has_order(DOMAIN));

@@ -359,6 +359,7 @@ impl SessionRunner {
         let pipeline = Pipeline {
             source: stream.source,
             intake,
+            publication: settings.publication.clone(),
             watermark: Watermark::new(Confirmable::by_slot(confirmed)),
             held_at: repeats_rows.then_some(Confirmable::by_slot(confirmed)),
             read_rows: None,

@@ -48,6 +48,7 @@ use crate::store::dispatch::{Lookup, ResolvedEvents};
 pub(super) struct Pipeline {
     pub(super) source: Source,
     pub(super) intake: Intake,
+    pub(super) publication: String,
     pub(super) watermark: Watermark,
     pub(super) delivery: Delivery,
     pub(super) earlier: OutcomeLookup,
@@ -273,7 +274,7 @@ impl Pipeline {
                 if self.was_read_from_a_table(&error.known.event_id) => {}
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
-            IntakeStep::ColumnUnknown(relation) => self.refuse_renamed(relation).await?,
+            IntakeStep::ColumnUnknown(relation) => self.refuse_incomplete(relation).await?,
             IntakeStep::Event {
                 topic,
                 ordering_key,
@@ -330,20 +331,19 @@ impl Pipeline {
         let found = table::look_up_types_apart(self.source.target(), described, known).await?;
         match self.intake.learn(relation, found)? {
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await,
-            IntakeStep::ColumnUnknown(relation) => self.refuse_renamed(relation).await,
+            IntakeStep::ColumnUnknown(relation) => self.refuse_incomplete(relation).await,
             _ => Ok(()),
         }
     }
 
-    /// Returns an error, which ends the session, if the relation describes rows from before an optional column
-    /// was renamed. In the stream these rows have the old name of the column, so only the table can provide
-    /// them under the new name.
-    async fn refuse_renamed(&self, relation: Oid) -> Result<()> {
+    /// Returns an error, which ends the session, if the rows of the relation lack an optional column that the table
+    /// had when they were inserted. Only the table can provide these values.
+    async fn refuse_incomplete(&self, relation: Oid) -> Result<()> {
         let Some(table) = self.intake.table_of(relation) else {
             return Ok(());
         };
-        let now = table::columns_apart(self.source.target(), table).await?;
-        self.intake.refuse_renamed(relation, &now)
+        let now = table::columns_apart(self.source.target(), &self.publication, table).await?;
+        self.intake.refuse_incomplete(relation, &now)
     }
 
     /// Returns an error, which ends the session, if the relation is the table that has this name now. Returns

@@ -5,7 +5,8 @@
 //! - On PostgreSQL 14 to 17: a row that was inserted while the publication did not exist.
 //! - A row that PostgreSQL cannot decode or send, because bytes have no equivalent in UTF-8 or a value is
 //!   larger than a message of the protocol.
-//! - A row that was inserted before a column was renamed or dropped, if the settings no longer fit that row.
+//! - A row that was inserted before a column was renamed, dropped or retyped, if the settings no longer fit that row,
+//!   or while the publication left out a column.
 //!
 //! Another session on the same slot would end at the same position, so only a new slot helps. A recovery
 //! (`recovery`) then publishes the unresolved rows from the tables, and sets only the bad row aside. This
@@ -67,7 +68,7 @@ pub(super) fn retry(ended: &Error) -> Error {
 ///
 /// - The session ended because the settings did not fit a table, and the settings do not fit the current
 ///   tables either.
-/// - The publication is still wrong.
+/// - The publication is still wrong, unless rows lack a column.
 /// - The relay is not allowed to recover (`slot_on_loss = stop`).
 /// - Another relay has taken the slot. That relay handles the problem.
 pub(super) async fn mark_for_recovery(
@@ -82,7 +83,12 @@ pub(super) async fn mark_for_recovery(
         if is_of_columns(&ended) && !tables_can_be_mapped(&sql, settings).await? {
             return Ok(None);
         }
-        publication.check(&sql).await?;
+        let mut wrong_publication = publication.check(&sql).await.err();
+        // Rows that lack a column still lack it when the publication is right again. So mark the slot now.
+        let may_wait = is_of_columns(&ended) && settings.slot_on_loss == OnLoss::Recover;
+        if !may_wait && let Some(error) = wrong_publication.take() {
+            return Err(error);
+        }
         let slot = &settings.slot;
         let what = what_is_stuck(slot, &ended);
         let (ours, error) = match settings.slot_on_loss {
@@ -97,7 +103,8 @@ pub(super) async fn mark_for_recovery(
                     instance,
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
-                (marked, session_end_before_retry(&ended, what))
+                let stuck = || session_end_before_retry(&ended, what);
+                (marked, wrong_publication.unwrap_or_else(stuck))
             }
         };
         Ok(ours.then_some(error))

@@ -19,6 +19,21 @@ where n.nspname = $1 and c.relname = $2
              and pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text))
 order by a.attnum";
 
+/// Parameters: schema, table and publication (text). Without column lists, as before PostgreSQL 15, every column
+/// counts as published.
+pub(crate) const PRESENT_COLUMNS: &str = "
+select a.attname::text as name,
+       coalesce(pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text, true) as is_published
+from pg_catalog.pg_attribute a
+join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p')
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+left join pg_catalog.pg_publication_tables p
+       on p.pubname = $3 and p.schemaname = n.nspname and p.tablename = c.relname
+where n.nspname = $1 and c.relname = $2
+  and a.attnum > 0 and not a.attisdropped
+  and (a.attgenerated = '' or pg_catalog.to_jsonb(p) -> 'attnames' ? a.attname::text)
+order by a.attnum";
+
 /// Parameters: quoted table name, column (text).
 pub(crate) const TYPE_OF_COLUMN: &str = "
 select pg_catalog.format_type(atttypid, null) as type_name from pg_catalog.pg_attribute
@@ -104,7 +119,7 @@ from pg_catalog.pg_roles r where r.rolname = $1";
 /// their text again after the object or the label was renamed.
 pub(crate) const BASE_TYPES: &str = "
 with recursive asked as (
-    select w.type_oid, coalesce(t.oid, a.atttypid) as oid
+    select w.type_oid, coalesce(t.oid, a.atttypid) as oid, t.oid is null as is_dropped
     from unnest($1, $2) w (type_oid, column_name)
     left join pg_catalog.pg_type t on t.oid = w.type_oid
     left join pg_catalog.pg_namespace n on n.nspname = $3
@@ -114,16 +129,16 @@ with recursive asked as (
            on a.attrelid = c.oid and a.attname = w.column_name
           and a.attnum > 0 and not a.attisdropped
 ), made_from as (
-    select asked.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
+    select asked.type_oid, asked.is_dropped, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
            t.typcategory
     from asked join pg_catalog.pg_type t on t.oid = asked.oid
     union all
-    select d.type_oid, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
+    select d.type_oid, d.is_dropped, t.oid, t.typname, t.typnamespace, t.typtype, t.typbasetype,
            t.typcategory
     from made_from d join pg_catalog.pg_type t on t.oid = d.typbasetype
     where d.typtype = 'd'
 )
-select m.type_oid, m.oid as base_oid, pg_catalog.format_type(m.type_oid, null) as name,
+select m.type_oid, m.is_dropped, m.oid as base_oid, pg_catalog.format_type(m.type_oid, null) as name,
        m.typtype = 'b' and m.typcategory <> 'A'
        and m.typnamespace = 'pg_catalog'::regnamespace and m.typname not like 'reg%'
        and exists (

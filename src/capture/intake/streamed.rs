@@ -4,10 +4,11 @@
 use decoder::{Oid, OwnedColumn, OwnedRelation};
 use outbox_event::TableIdentity;
 use slot_manager::QualifiedName;
+use slot_manager::table::PresentColumn;
 
 use super::{Intake, unknown};
 use crate::error::{Code, Error, Result};
-use crate::mapping::{INSERTED_XID, TableSettings};
+use crate::mapping::{ColumnTypes, INSERTED_XID, TableSettings};
 use crate::store::capture_record::IdSuffixes;
 
 /// A configured table, with the properties that the intake needs.
@@ -38,50 +39,76 @@ impl Streamed {
         }
     }
 
-    /// Whether the stream may describe the table as it was before somebody renamed an optional column. This is
-    /// possible if the description lacks an optional column, but has a column that the table did not have when
-    /// the session began. (The settings use an optional column only if the table has it.)
-    pub(super) fn may_be_renamed(&self, relation: &OwnedRelation) -> bool {
-        let optional = self.settings.optional_columns();
+    /// Whether the stream's description of the table lacks an optional column that the table had when the session
+    /// began. (The settings use an optional column only if the table has it.)
+    pub(super) fn may_be_incomplete(&self, relation: &OwnedRelation) -> bool {
+        let mut optional = self.settings.optional_columns().into_iter();
         relation.oid == self.oid
-            && !optional.iter().all(|name| has(relation, name))
-            && !relation
-                .columns
-                .iter()
-                .all(|column| self.columns.contains(&column.name))
+            && optional.any(|name| self.columns.contains(&name) && !has(relation, &name))
     }
 
-    /// Returns an error if the stream describes the table as it was before somebody renamed an optional column.
-    /// Without the error, the rows would be published without this column. `now` has the columns that the table
-    /// has now.
+    /// Returns an error if the stream lacks an optional column of rows that may have a value in it, because
+    /// somebody renamed or replaced a column, or because the publication leaves the column out. Without the error,
+    /// the rows would be published without this column. Only the table can provide it. `now` has the columns that the
+    /// table has now.
     ///
-    /// A rename keeps the type and the place of a column. So if the description lacks an optional column, this
-    /// function looks for the old name: a column of the same type that no longer exists, and that follows the same
-    /// unchanged column. If there is none, the optional column was added later, and the older rows rightly lack it.
-    pub(super) fn refuse_renamed(
+    /// Rows may lack an optional column only if it was added later. PostgreSQL appends a new column behind all
+    /// others. So the other columns must be unchanged and stand before it.
+    pub(super) fn refuse_incomplete(
         &self,
         relation: &OwnedRelation,
-        now: &[OwnedColumn],
+        now: &[PresentColumn],
     ) -> Result<()> {
         let optional = self.settings.optional_columns();
-        let kept = |column: &OwnedColumn| {
-            has_column(&relation.columns, &column.name) && has_column(now, &column.name)
+        let is_lacking = |column: &PresentColumn| {
+            optional.contains(&column.name) && !has(relation, &column.name)
         };
-        let new = with_predecessors(now, kept)
-            .filter(|(column, _)| optional.contains(&column.name) && !has(relation, &column.name));
-        let mut renamed = new.filter_map(|(new, behind)| {
-            let gone = |(old, old_behind): &(&OwnedColumn, Option<&str>)| {
-                !has_column(now, &old.name) && old.type_oid == new.type_oid && *old_behind == behind
-            };
-            let (old, _) = with_predecessors(&relation.columns, kept).find(gone)?;
-            Some((old, new))
-        });
-        let Some((old, new)) = renamed.next() else {
+        let place_of = |name: &str| now.iter().position(|column| column.name == name);
+        let last_place = relation
+            .columns
+            .iter()
+            .map(|column| place_of(&column.name))
+            .try_fold(0, |last, place| Some(last.max(place?)));
+        let is_appended = |column: &PresentColumn| {
+            last_place.is_some_and(|last| place_of(&column.name) > Some(last))
+        };
+        let lacking = now
+            .iter()
+            .filter(|column| is_lacking(column))
+            .find(|column| !column.is_published || !is_appended(column));
+        let Some(column) = lacking else {
             return Ok(());
         };
         let what = format!(
-            "PostgreSQL sends rows of table {} from before somebody renamed the column {:?} to {:?}",
-            self.settings.table, old.name, new.name
+            "PostgreSQL sends rows of table {} without the column {:?}",
+            self.settings.table, column.name
+        );
+        Err(Error::new(Code::ColumnMissing, what))
+    }
+
+    /// Returns an error if a column that the settings use had a type that was dropped since the rows were written.
+    /// The type may have been a domain, so the text form of the values is unknown. Only the table has the values in
+    /// a known type.
+    pub(super) fn refuse_dropped_types(
+        &self,
+        relation: &OwnedRelation,
+        types: &ColumnTypes,
+    ) -> Result<()> {
+        let used = [
+            self.settings.required_columns(),
+            self.settings.optional_columns(),
+        ]
+        .concat();
+        let is_unreadable = |column: &&OwnedColumn| {
+            used.contains(&column.name) && types.is_dropped(column.type_oid)
+        };
+        let unreadable = relation.columns.iter().find(is_unreadable);
+        let Some(column) = unreadable.filter(|_| relation.oid == self.oid) else {
+            return Ok(());
+        };
+        let what = format!(
+            "PostgreSQL sends rows of table {} from before the type of the column {:?} was dropped",
+            self.settings.table, column.name
         );
         Err(Error::new(Code::ColumnMissing, what))
     }
@@ -106,43 +133,25 @@ impl Intake {
         Some(&streamed.settings.table)
     }
 
-    /// Returns an error if the rows of the relation were inserted before somebody renamed an optional column. `now`
-    /// has the present columns of the table.
+    /// Returns an error if the stream lacks an optional column of the relation's rows. `now` has the present
+    /// columns of the table.
     ///
     /// # Errors
     /// `column-missing`.
-    pub(crate) fn refuse_renamed(&self, relation: Oid, now: &[OwnedColumn]) -> Result<()> {
+    pub(crate) fn refuse_incomplete(&self, relation: Oid, now: &[PresentColumn]) -> Result<()> {
         let known = self
             .relations
             .get(relation)
             .ok_or_else(|| unknown(relation))?;
         let captured = self.captured(known);
-        captured.map_or(Ok(()), |(_, streamed)| streamed.refuse_renamed(known, now))
+        captured.map_or(Ok(()), |(_, streamed)| {
+            streamed.refuse_incomplete(known, now)
+        })
     }
 }
 
 fn has(relation: &OwnedRelation, name: &str) -> bool {
-    has_column(&relation.columns, name)
-}
-
-fn has_column(columns: &[OwnedColumn], name: &str) -> bool {
-    columns.iter().any(|column| column.name == name)
-}
-
-/// Returns each column, with the name of the last column before it for which `is_kept` is true.
-fn with_predecessors(
-    columns: &[OwnedColumn],
-    is_kept: impl Fn(&OwnedColumn) -> bool,
-) -> impl Iterator<Item = (&OwnedColumn, Option<&str>)> {
-    columns
-        .iter()
-        .scan(None, move |last: &mut Option<&str>, column| {
-            let behind = *last;
-            if is_kept(column) {
-                *last = Some(&column.name);
-            }
-            Some((column, behind))
-        })
+    relation.columns.iter().any(|column| column.name == name)
 }
 
 /// The index of the column `inserted_xid`, if the relation has one.

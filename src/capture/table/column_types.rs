@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use decoder::{Oid, OwnedColumn, OwnedRelation};
+use decoder::{Oid, OwnedRelation};
+use slot_manager::QualifiedName;
 use slot_manager::column_types::{self, CatalogType};
-use slot_manager::{QualifiedName, table};
+use slot_manager::table::{self, PresentColumn};
 
 use crate::error::Result;
 use crate::mapping::{ColumnType, ColumnTypes};
@@ -44,12 +45,14 @@ pub(crate) async fn look_up(
             base,
             name: format!("with oid {}", base.0).into(),
             has_order: false,
+            is_dropped: true,
         };
         found.learn(base, unnamed);
     }
     for CatalogType {
         named,
         base,
+        is_dropped,
         name,
         has_order,
     } in types
@@ -61,6 +64,7 @@ pub(crate) async fn look_up(
                 base,
                 name,
                 has_order,
+                is_dropped,
             },
         );
     }
@@ -80,17 +84,18 @@ pub(crate) async fn look_up_apart(
     look_up(&sql, relation, known).await
 }
 
-/// Returns the columns that the table has now, as the stream would describe them; none if there is no such table.
-/// Reads the catalogue over a new connection.
+/// Returns the columns that the table has now; none if there is no such table. Reads the catalogue over a new
+/// connection.
 ///
 /// # Errors
 /// Connection and database errors.
 pub(crate) async fn columns_apart(
     target: &Target,
+    publication: &str,
     name: &QualifiedName,
-) -> Result<Vec<OwnedColumn>> {
+) -> Result<Vec<PresentColumn>> {
     let sql = connect(target, "postrider types", STATEMENT_TIMEOUT).await?;
-    Ok(table::streamed_columns(&sql, name).await?)
+    Ok(table::present_columns(&sql, publication, name).await?)
 }
 
 /// Whether the relation from the stream is still the table of its name. Returns false if the table was dropped,

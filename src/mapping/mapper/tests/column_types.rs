@@ -13,6 +13,7 @@ fn domains() -> (Vec<(&'static str, Oid)>, ColumnTypes) {
             base: *type_oid,
             name: format!("domain_{n}").into(),
             has_order: true,
+            is_dropped: false,
         };
         types.learn(domain, known);
         *type_oid = domain;
@@ -57,6 +58,7 @@ fn bytea_behind_a_domain_is_sent_as_bytes() {
         base: pg_type::BYTEA,
         name: "body".into(),
         has_order: true,
+        is_dropped: false,
     };
     types.learn(columns[6].1, known);
     let row = outbox_row(&[("payload", Value::Text(b"\\x00ff"))]);
@@ -72,6 +74,7 @@ fn columns_other_than_payload_and_headers_may_have_any_type() {
         base: strange,
         name: "point".into(),
         has_order: false,
+        is_dropped: false,
     };
     types.learn(strange, known);
     let mut columns = OUTBOX;
