@@ -87,9 +87,9 @@ pub struct OldestPending {
     server_clock: ServerClock,
 }
 
-/// Value of `committed` before a session has set a commit time.
+/// Value of `committed` while the commit time is unknown.
 const UNKNOWN: i64 = 0;
-/// Value of `committed` when nothing is pending.
+/// Value of `committed` while every event has its outcome.
 const NONE: i64 = -1;
 
 impl OldestPending {
@@ -101,7 +101,7 @@ impl OldestPending {
         }
     }
 
-    /// Sets the commit time of the oldest pending transaction, if there is one.
+    /// Sets the commit time of the oldest event without an outcome, if there is one.
     pub fn set(&self, commit_time: Option<PgTimestamp>) {
         self.committed.store(
             commit_time.map_or(NONE, |at| at.as_unix_micros().max(1)),
@@ -109,8 +109,8 @@ impl OldestPending {
         );
     }
 
-    /// Age in seconds of the oldest pending transaction: 0 if nothing is pending, `None` if unknown. The
-    /// age is measured with the server's clock, because the server sets commit times.
+    /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age is
+    /// measured with the server's clock, because the server sets commit times.
     pub fn age_seconds(&self) -> Option<f64> {
         match self.committed.load(Ordering::Relaxed) {
             UNKNOWN => None,
@@ -130,9 +130,9 @@ impl OldestPending {
     }
 }
 
-/// The latencies since the last call of [`take_mean`](Self::take_mean). The latency of a request is the time
-/// from the commit of its first event to Pub/Sub's answer. A request does not count if its first event already
-/// has a row in `outbox.dispatch`, because it was released, replayed or repeated.
+/// The latencies since the last call of [`take_mean`](Self::take_mean). The latency of a request is the time from
+/// the commit of its first event to Pub/Sub's answer. Requests whose first event is released, replayed or repeated
+/// do not count, because their commit may be long ago.
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -204,17 +204,17 @@ pub struct Metrics {
     pub publication_ok: OptionalGauge,
     /// 1 while audits fail, 0 after a successful one.
     pub audit_failing: OptionalGauge,
-    /// The health of the slot at the supervisor's last poll.
+    /// The health of the slot when the relay last read it.
     pub slot_health: SlotHealth,
     pub lag_bytes: OptionalGauge,
-    /// Number of events of the stream without an outcome: those in memory, and an estimate of those that follow in the
-    /// open transaction.
+    /// Number of events of the stream without an outcome: the events in memory, plus an estimate of the events that
+    /// the open transaction will still bring.
     pub unresolved_events: OptionalGauge,
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,
     pub retained_bytes: OptionalGauge,
     pub headroom_bytes: OptionalGauge,
-    /// Seconds until the session has caught up.
+    /// Estimated seconds until the session has read and published the backlog.
     pub caught_up_in: OptionalGauge,
     /// When Pub/Sub last stored a request.
     pub last_published: LastTime,
@@ -239,8 +239,8 @@ impl Metrics {
     }
 
     /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age
-    /// is unknown while the relay might not know of all rows. This is the case while the publication is wrong
-    /// or cannot be checked, and while audits cannot find the rows that the stream may have left out.
+    /// is unknown while the stream may lack rows that the relay has not found: while the publication is wrong or
+    /// cannot be checked, and while audits fail although the stream may have left out rows.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {
@@ -249,7 +249,8 @@ impl Metrics {
         self.oldest_pending.age_seconds()
     }
 
-    /// Notes that audits have failed since `since`. `has_gap` says whether the stream may have left out rows.
+    /// Notes that audits have failed since the time `since`. `has_gap` says whether the stream may have left out
+    /// rows.
     pub(crate) fn audit_fails(&self, error: &Error, since: Instant, has_gap: bool) {
         self.audit_failing.set(Some(1.0));
         self.troubles.cannot_audit(error, since, has_gap);

@@ -23,7 +23,8 @@ impl<S> Default for ThrottledLog<S> {
 }
 
 impl<S: Eq + Hash> ThrottledLog<S> {
-    /// Returns the number of lines suppressed since the last line, or `None` if no line is due.
+    /// Decides whether to log a line about `subject` now. Returns `None` if this line must be suppressed, otherwise
+    /// the number of lines that were suppressed since the last one.
     pub(crate) fn due(&mut self, subject: S) -> Option<u64> {
         self.due_at(subject, Instant::now())
     }

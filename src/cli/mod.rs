@@ -142,7 +142,7 @@ fn require_files(count: usize) -> Result<()> {
             let what = format!("this process cannot open the {count} files that it needs");
             Err(Error::of_system(what, error))
         }
-        // If /dev/null cannot be opened for another reason, the limit is unknown.
+        // If /dev/null cannot be opened for another reason, the attempt says nothing about the limit, so continue.
         Ok(_) | Err(_) => Ok(()),
     }
 }

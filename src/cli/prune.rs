@@ -18,7 +18,7 @@ use crate::settings::{Settings, parse_duration};
 /// Statement timeout of one chunk.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code if some rows must stay for now.
+/// Exit code if the run was stopped, or if some old records cannot be deleted yet.
 const POSTPONED: u8 = 1;
 
 /// The arguments of `postrider prune`.

@@ -19,7 +19,7 @@ use crate::settings::Settings;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code if some events were not published again.
+/// Exit code if there was no event to publish again, or if some events were not published again.
 const LEFT: u8 = 1;
 
 /// Maximum length of a replay's name, which becomes an attribute of its messages.
@@ -204,7 +204,7 @@ fn waits_for(wait: &ReplayWait) -> Option<String> {
     }
 }
 
-/// Names the other replays that have released events, and `quarantine release` for `None`.
+/// Names the operations that released the events: a replay by its name, and `postrider quarantine release` for `None`.
 fn others_named(others: &[Option<String>]) -> String {
     let named = others.iter().map(|other| match other {
         Some(replay) => format!("the replay {replay}"),

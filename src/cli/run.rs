@@ -25,7 +25,7 @@ const FILES: usize = 32;
 pub(super) fn run(settings: Settings) -> Result<ExitCode> {
     logging::start(settings.log_format)?;
     let runtime = runtime()?;
-    // Before the first line of the log: whoever has read it can rely on a graceful shutdown.
+    // Watch for signals before the first log line, so that a signal after this line causes a graceful shutdown.
     let shutdown = runtime.block_on(async { signals::watch() })?;
     log_what_runs(&settings);
     runtime.block_on(relay(settings, shutdown))?;

@@ -79,8 +79,8 @@ fn add(command: Command, path: &[&str]) -> Command {
     command.args(flags)
 }
 
-/// Returns the names and texts of the settings that are given as flags. `command` is the command line
-/// without the flags of settings.
+/// Returns the names and texts of the settings that are given as flags. `command` is the definition of the command
+/// line, before [`added`] adds the flags of settings.
 pub(super) fn given(command: &Command, matches: &ArgMatches) -> Vec<(String, String)> {
     let mut given = Vec::new();
     let mut path: Vec<&str> = Vec::new();

@@ -1,10 +1,10 @@
 //! Decides the state of the relay and its slot: is the relay delivering, and if not, why? All views
 //! show this one answer: the relay's log, the HTTP port, the page, the metrics and the command line.
 //!
-//! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is held
-//! up or late, or while the relay cannot make a check, the relay also writes its condition to `outbox.relay`, for
+//! [`judge`] derives the [`Condition`] from the [`RelayFacts`] that a running relay knows. While delivery is held up
+//! or late, or while the relay cannot make a check, the relay also writes its condition to `outbox.relay`, for
 //! commands that cannot reach the HTTP port. [`decide`] combines the condition with the health of the slot into the
-//! [`Verdict`] that every view shows. Both are pure functions. [`State`] lists all states.
+//! [`Verdict`] that every view shows. `judge` and `decide` are pure functions. [`State`] lists all states.
 //!
 //! Causes have precedence over symptoms. For example, a relay that cannot record its outcomes is blocked by
 //! the database, even if publishing to a topic fails too.
@@ -113,7 +113,7 @@ pub struct TopicCondition {
 pub struct KeyCondition {
     /// The ordering key. A long key is cut off and then ends with `..`.
     pub ordering_key: String,
-    /// Events of the key that the relay has read and that wait.
+    /// Events of the key that the relay has read and that wait for the topic.
     pub waiting_events: u64,
     /// Age of the oldest of these events in seconds.
     pub oldest_seconds: f64,
@@ -259,8 +259,8 @@ fn is_of_the_database(code: Code) -> bool {
     )
 }
 
-/// Whether a failed check shows that PostgreSQL does not answer or cannot work. If so, the stream probably
-/// hangs too.
+/// Whether a failed check shows that PostgreSQL does not answer or cannot work. If so, the stream probably hangs too,
+/// so the relay counts as blocked.
 fn is_silence(code: Code) -> bool {
     matches!(
         code,
@@ -347,8 +347,8 @@ impl Condition {
         )
     }
 
-    /// Whether the relay writes the condition to `outbox.relay`: delivery is held up or late, or the relay
-    /// cannot make a check.
+    /// Whether the relay writes the condition to `outbox.relay`. The relay does so if delivery is held up or late, or
+    /// if it cannot make a check.
     pub(crate) fn is_written(&self) -> bool {
         let is_late = matches!(self.state, State::CatchingUp | State::Recovering);
         is_late || self.is_held_up() || self.unchecked.is_some()
@@ -359,9 +359,9 @@ impl Condition {
         self.topics.iter().map(|topic| topic.waiting_events).sum()
     }
 
-    /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is the time since
-    /// Pub/Sub last stored a request. If Pub/Sub has stored a request after a topic began to block the relay,
-    /// the relay still delivers to other topics.
+    /// Whether the relay delivers to at least some topics, or is a standby. `last_published` is the time since Pub/Sub
+    /// last stored a request. A relay that is blocked on Pub/Sub is ready if Pub/Sub has stored a request since the
+    /// block began, because this shows that other topics still work.
     pub fn is_ready(&self, last_published: Option<Duration>) -> bool {
         match self.state {
             State::Streaming | State::CatchingUp | State::Recovering | State::Standby => true,

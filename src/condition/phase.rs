@@ -31,10 +31,11 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay. `None` once this relay has streamed, begun a recovery, or been a
-    /// standby.
+    /// The trouble that ended the previous relay, from which a trouble of this relay may continue. `None` once this
+    /// relay has streamed, begun a recovery, or been a standby.
     earlier: Mutex<Option<Trouble>>,
-    /// Whether this relay has streamed, or was a standby.
+    /// Whether this relay has streamed, or was a standby. If so, the error `table-captured` no longer stops it
+    /// (`session`).
     has_served: AtomicBool,
 }
 
@@ -57,8 +58,8 @@ impl RelayState {
         self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the trouble that ended the previous relay. If this relay has the same trouble before its first session,
-    /// the trouble keeps its start time.
+    /// Notes the trouble that ended the previous relay. If the same trouble keeps this relay from starting, the
+    /// trouble keeps its start time.
     pub(crate) fn ended_before(&self, trouble: Trouble) {
         *self.earlier() = Some(trouble);
     }
@@ -85,8 +86,8 @@ impl RelayState {
         ) {
             *self.earlier() = None;
         }
-        // The phase `Recovering` does not count as serving, because a first start enters this phase before
-        // the relay knows whether it may capture the tables.
+        // The phase `Recovering` does not set `has_served`: a first start enters this phase before the relay knows
+        // whether it may capture the tables. If it may not, it must stop.
         if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }

@@ -66,7 +66,7 @@ pub struct FailingTopic {
 pub struct WaitingKey {
     /// The ordering key.
     pub ordering_key: Arc<str>,
-    /// Events of the key that the relay has read and that wait.
+    /// Events of the key that the relay has read and that wait for the topic.
     pub waiting_events: u64,
     /// Commit time of the oldest of these events, Unix microseconds, by PostgreSQL's clock.
     pub oldest_commit: i64,
@@ -87,11 +87,11 @@ struct Board {
     stream: Option<Trouble>,
     auditing: Option<AuditTrouble>,
     opening: Option<Trouble>,
-    /// The troubles that began most recently, oldest first.
+    /// The latest [`REMEMBERED`] troubles, in the order in which they were added.
     recent: VecDeque<Trouble>,
 }
 
-/// Maximum number of recent troubles, which the page for operators lists.
+/// Number of recent troubles that are kept for the page for operators.
 const REMEMBERED: usize = 50;
 
 impl Board {
@@ -218,13 +218,13 @@ impl Troubles {
         self.lock().remember(trouble.clone());
     }
 
-    /// The troubles that began most recently, oldest first.
+    /// The latest troubles, in the order in which they were added.
     pub fn recent(&self) -> Vec<Trouble> {
         self.lock().recent.iter().cloned().collect()
     }
 
-    /// Passes the condition to the writer of dispatch rows, which then writes it to `outbox.relay`. The supervisor
-    /// does this while it has no SQL session of its own. `None` withdraws the condition.
+    /// Asks the writer of dispatch rows to write this condition to `outbox.relay`. The supervisor asks while it has no
+    /// SQL session of its own. `None` withdraws the request.
     pub(crate) fn leave_to_write(&self, condition: Option<Condition>) {
         self.unwritten.send_replace(condition);
     }

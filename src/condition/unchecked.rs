@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 pub enum Unchecked {
     /// The publication and the slot.
     Publication,
-    /// Whether the stream leaves out rows. There is no sign that it does.
+    /// Whether the stream leaves out rows. There is no sign that any row is missing.
     Tables,
-    /// Which rows the stream has left out. It may have left out some, and they are not published until an audit
-    /// succeeds.
+    /// Which rows the stream has left out. Some rows may be missing, and are not published until an audit succeeds.
     Gap,
 }
 

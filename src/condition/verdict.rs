@@ -36,13 +36,14 @@ pub struct StateFacts<'a> {
     pub publication: Option<(&'a str, &'a str)>,
     /// Whether events wait in quarantine.
     pub has_quarantine: bool,
-    /// Whether the row of the relay in `outbox.relay` is missing, although the slot has moved since capturing
-    /// began. If so, somebody has deleted the row, or has moved the slot before the first start of a relay.
+    /// Whether the row of the relay in `outbox.relay` is missing, although the confirmed position has advanced since
+    /// capturing began. If so, somebody has deleted the row, or has advanced the slot before the first start of a
+    /// relay.
     pub lacks_row: bool,
 }
 
-/// Maximum age of the condition of a relay without a stream. A relay without a stream writes its condition
-/// every 5 seconds. After 15 seconds without a new condition, it counts as stopped.
+/// Maximum age of a condition that a relay without a stream has written. Such a relay writes its condition every 5
+/// seconds. After 15 seconds without a new condition, the relay counts as stopped.
 const SILENT_AFTER: Duration = Duration::from_secs(15);
 
 /// The state of the relay and its slot, how bad it is, and what to do.
@@ -236,8 +237,8 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
 /// verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rank {
-    /// The relay cannot continue with the slot, because the slot is missing, lost, invalid or moved, or
-    /// because the relay's records come from another cluster.
+    /// The relay cannot continue with the slot: the slot is missing, lost or invalidated, somebody has recreated or
+    /// advanced it, or the relay's records come from another cluster.
     Useless,
     /// The slot may be lost at any moment.
     Unprotected,
@@ -274,8 +275,8 @@ fn is_unread(slot: Option<(State, Rank)>) -> bool {
 /// - `Broken` always holds, because an operator must act first. The next session clears the report.
 /// - `BlockedOnDatabase` and `Recovering` hold while the report is recent, because a relay without a stream
 ///   keeps writing its condition.
-/// - Any other state no longer holds. In any other state a relay reads the slot, so the relay that wrote the
-///   report has stopped.
+/// - Any other state no longer holds. A relay reports such a state only while it reads the slot, so the relay
+///   that wrote the report has stopped.
 pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     let is_read = match seen.health {
         _ if seen.is_opening => false,
@@ -293,8 +294,8 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// Whether the report says more than the state of the slot does. It does if the relay recovers from the loss
-/// of the slot, or if something other than the slot prevents the recovery.
+/// Whether the relay's report says more than the state of the slot: the relay recovers from the loss of the slot, or
+/// something other than the slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(

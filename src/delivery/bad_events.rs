@@ -1,9 +1,9 @@
 //! Handles an event that can never be published: sets it aside according to `on_bad_event`, and first
 //! sends a dead letter if there is a topic for it.
 //!
-//! Without a dead letter, the relay records the bad event first, and then the events that wait behind it.
-//! With a dead letter, the relay records the bad event once Pub/Sub has stored or refused the letter.
-//! After a crash at any point, the unrecorded events arrive again in commit order.
+//! Without a dead letter, the relay records the bad event before the events that wait behind it. With a dead letter,
+//! it records the bad event once Pub/Sub has stored or refused the letter, which may be after those events. If the
+//! relay crashes in between, PostgreSQL sends the unrecorded events again in commit order.
 
 use std::sync::Arc;
 
@@ -193,7 +193,7 @@ impl EventOutcomes {
             error: reason,
         };
         if self.joins_a_release(&about) {
-            // Record first the events that are held in memory, because they may come before this event in
+            // First record the events that the release holds in memory, because they may come before this event in
             // commit order.
             self.unhold();
         }

@@ -30,7 +30,8 @@ pub(crate) use earlier::EarlierFailures;
 use earlier::KeptTopics;
 use lines::{LOG_INTERVAL, LineBudget, list_the_rest};
 
-/// Minimum duration of a failure that counts as a recent error. A shorter failure is an ordinary retry.
+/// Minimum duration of a failure that is listed among the recent troubles. A shorter failure usually ends with a
+/// retry.
 const WORTH_REMEMBERING: Duration = Duration::from_secs(3);
 
 /// Minimum time between two surveys of the lanes, because a survey visits every lane.
@@ -87,7 +88,7 @@ struct Failing {
     fails_in_part: bool,
     /// Since when the topic works again; `None` while it fails.
     works_since: Option<Instant>,
-    /// Whether this failure has already been added to the list of recent errors.
+    /// Whether this failure has already been added to the recent troubles.
     is_remembered: bool,
     lanes: LanesOfTopic,
 }
@@ -173,8 +174,8 @@ impl FailingTopics {
         }
     }
 
-    /// Notes that a request for the topic failed and will be retried. If `is_made`, the relay is about to
-    /// create the topic. Then this method logs nothing, because `topic_maker` logs a failed creation.
+    /// Notes that a request for the topic failed and will be retried. Logs nothing if the relay is about to create the
+    /// topic (`is_made`), because `topic_maker` logs a failed creation.
     pub(super) fn failed(&mut self, topic: &Arc<str>, error: &Error, now: Instant, is_made: bool) {
         let is_new = !self.topics.contains_key(topic);
         let failing = self.topics.entry(topic.clone()).or_insert_with(|| {
@@ -219,8 +220,8 @@ impl FailingTopics {
         }
     }
 
-    /// Surveys the lanes if a survey is due. Notes which topics work again. Forgets such a topic after ten
-    /// seconds, once none of its lanes has a failed request.
+    /// Surveys the lanes if a survey is due, and notes which topics work again. Forgets a topic that has worked again
+    /// for ten seconds, unless one of its lanes still has a failed request.
     pub(super) fn survey(&mut self, lanes: &Lanes) {
         if self.topics.is_empty() {
             return;

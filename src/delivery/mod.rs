@@ -3,12 +3,11 @@
 //! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns which
 //! events are resolved; the caller decides what that means for the confirmed position.
 //!
-//! `requests` sends the requests that the lanes choose and decides what follows from each answer.
-//! `outcomes` keeps the outcome of each event, and `records` has the writer of the dispatch rows.
-//! `failing_topics` knows which topics fail. [`flow_control`] bounds the memory of events, and says when
-//! lanes linger. `bad_events` handles events that can never be published, [`quarantine`] makes the later
-//! events of their keys wait, and `released` publishes events that are released from quarantine.
-//! [`topic_maker`] creates missing topics.
+//! `requests` sends the requests that the lanes choose and decides what follows from each answer. `outcomes` handles
+//! the outcome of each event, and `records` has the writer of the dispatch rows. `failing_topics` knows which topics
+//! fail. [`flow_control`] limits the memory of events, and says when lanes linger. `bad_events` handles events that
+//! can never be published, [`quarantine`] makes the later events of their keys wait, and `released` publishes events
+//! that are released from quarantine. [`topic_maker`] creates missing topics.
 //!
 //! **Invariants.** An event is resolved only when its dispatch row is durable, or when it needs no row. A
 //! key has at most one request in flight. All events in memory count against one budget.
@@ -59,7 +58,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Creates a delivery without events.
+    /// Creates the delivery of a new session. It has no events yet.
     pub(crate) fn new(
         settings: &Settings,
         attempts: Attempts,
@@ -142,10 +141,9 @@ impl Delivery {
         }
     }
 
-    /// Whether the pipeline may read more events. Usually it stops reading when events and unwritten records
-    /// use a certain share of the memory budget (`flow_control`). While lanes wait for a retry or for a
-    /// throttled topic, it reads on until the budget is full. Otherwise the waiting events would hold up
-    /// other keys.
+    /// Whether the session may read more events. Usually it stops reading while a gate of `flow_control` is closed.
+    /// While lanes wait for a retry or for a throttled topic, it reads on until the budget is full, because otherwise
+    /// the waiting events would hold up other keys.
     pub(crate) fn takes_events(&self) -> bool {
         !self.outcomes.flow.stops_reading()
             || (self.outcomes.flow.has_room() && self.lanes.waiting() > 0)
@@ -179,7 +177,7 @@ impl Delivery {
             return Ok(resolved);
         }
         if self.outcomes.flow.queue_is_full() || !self.outcomes.flow.has_room() {
-            // Record the held events. They are not sent, so they would keep the budget in use.
+            // Record the held events to free their memory. They are not in lanes, so sending cannot free it.
             self.outcomes.unhold();
         }
         self.ask();
@@ -207,7 +205,7 @@ impl Delivery {
         Ok(self.outcomes.recorder.take_resolved())
     }
 
-    /// Number of events in memory, which have no outcome yet.
+    /// Number of events in memory, which are not resolved yet.
     pub(crate) fn events_in_memory(&self) -> usize {
         self.outcomes.flow.events()
     }

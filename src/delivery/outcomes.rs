@@ -29,7 +29,7 @@ pub(super) struct EventOutcomes {
     pub(super) letters: DeadLetters,
     pub(super) metrics: Metrics,
     pub(super) traces: Traces,
-    /// Limits repeated log lines, each by its name and the error code.
+    /// Limits repeated log lines. Lines with the same name and error code count as repeated.
     pub(super) log: ThrottledLog<(&'static str, Code)>,
 }
 
@@ -87,10 +87,9 @@ impl EventOutcomes {
         });
     }
 
-    /// Whether events that get no dispatch row may be resolved at once. They must not be resolved while the
-    /// writer is still writing a record, because this record may belong to a released event that comes before
-    /// them. If a crash lost the record, the next session would publish the released event again, after these
-    /// events.
+    /// Whether events that get no dispatch row may be resolved at once. They must not be resolved while any record is
+    /// not durable yet, because such a record may belong to a released event that comes before them. If a crash lost
+    /// this record, the next session would publish the released event again, after these events.
     pub(super) fn resolves_at_once(&self, events: &[EventRef]) -> bool {
         let is_released = |event: &EventRef| event.standing == Standing::Released;
         self.quarantine.is_settled() && !events.iter().any(is_released)

@@ -1,4 +1,4 @@
-//! Owns the writer of `outbox.dispatch`, and counts the resolved events until they are reported.
+//! Owns the writer of `outbox.dispatch`, and collects the resolved events until the pipeline takes them.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// Minimum time that a drain gives the writer for the last dispatch rows, even if the drain's limit has passed.
-/// If the limit is shorter than this, the writer gets as much time as the limit.
+/// A drain gives the writer at least this time for the last dispatch rows, even after the drain's own limit has
+/// passed. If the limit of the drain is shorter than this constant, the writer gets at least that limit instead.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.
 pub(super) struct Recorder {
     pub(super) writer: DispatchWriter,
     written: mpsc::UnboundedReceiver<WriterEvent>,
-    /// Which published events get a row.
+    /// Which published events get a dispatch row.
     pub(super) keeping: RecordKeeping,
-    /// Events that are resolved, and that the pipeline does not know of yet.
+    /// Resolved events that the pipeline has not taken yet.
     pub(super) resolved: ResolvedEvents,
     /// Whether the writer's last attempt has failed.
     pub(super) cannot_record: bool,
@@ -51,7 +51,7 @@ impl Recorder {
         self.written.recv().await.ok_or_else(ended)
     }
 
-    /// Notes that an event is resolved without a row.
+    /// Adds an event that is resolved although it gets no dispatch row.
     pub(super) fn resolve(&mut self, event: EventPosition) {
         self.resolved.add(event);
     }

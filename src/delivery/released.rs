@@ -1,5 +1,5 @@
-//! Publishes events that operators have released from quarantine. Polls `outbox.dispatch` every two
-//! seconds for such events, and moves them into the lanes in the steps that `quarantine` describes.
+//! Publishes events that operators have released from quarantine. Polls `outbox.dispatch` for such events every two
+//! seconds, and puts them into their lanes. The module `quarantine` describes the steps of a release.
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,11 @@ use crate::store::dispatch::{Outcome, Record};
 /// after about this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time between two counts of the events in quarantine if the count is expensive ([`CHEAP_COUNT`]), or if the
-/// relay knows of no event in quarantine.
+/// Time between two counts of the events in quarantine, unless the relay counts at every poll (see [`CHEAP_COUNT`]).
 const COUNT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// If the last count is below this number, the next count is cheap. The relay then counts at every poll,
-/// provided that it knows of an event in quarantine.
+/// If the last count is below this number, a count is cheap. The relay then counts at every poll, as long as it
+/// knows of an event in quarantine.
 const CHEAP_COUNT: i64 = 1_000;
 
 /// Pause after a failed query.
@@ -35,20 +34,20 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// with the keys that follow.
 const KEYS_PER_POLL: usize = 1_000;
 
-/// Decides when to send a request to the [`Releaser`], which queries `outbox.dispatch`, and which request.
+/// Decides when to send a request to the [`Releaser`], and which one. The releaser queries `outbox.dispatch`.
 #[derive(Debug)]
 pub(super) struct Releases {
     releaser: Releaser,
-    /// Whether the releaser has not answered the last request yet. It gets only one request at a time.
+    /// Whether a request to the releaser is still unanswered. The releaser gets only one request at a time.
     asked: bool,
-    /// Whether the stream is past everything that earlier sessions recorded. Until then, events that come
-    /// before a released event might not have arrived yet.
+    /// Whether releases may begin: the stream must be past every event that earlier sessions recorded. Before that,
+    /// an earlier event of the same key might not have arrived yet, and a released event could overtake it.
     allowed: bool,
     next_poll: Instant,
     next_count: Instant,
     /// Events in quarantine at the last count.
     counted: i64,
-    /// After a failed query: the releaser is not asked again before this time.
+    /// After a failed query: the next request to the releaser waits until this time.
     not_before: Option<Instant>,
     /// Number of blocked keys checked so far in this round of polls.
     keys_checked: usize,
@@ -69,7 +68,8 @@ impl Releases {
         }
     }
 
-    /// Waits for the next answer; returns `None` when it is time to ask. Cancel-safe.
+    /// Waits for the next answer of the releaser, and returns `None` when the next request to the releaser is due.
+    /// While `has_room` is false, takes no answer, because an answer may contain an event. Cancel-safe.
     pub(super) async fn woken(&mut self, has_room: bool) -> Option<QuarantineAnswer> {
         let due = match (self.asked || !self.allowed, self.not_before) {
             (true, _) => None,
@@ -85,7 +85,7 @@ impl Releases {
 }
 
 impl Delivery {
-    /// Notes that the stream is past everything that earlier sessions recorded: releases may begin.
+    /// Allows releases to begin, because the stream is past every event that earlier sessions recorded.
     pub(crate) fn allow_releases(&mut self) {
         self.releases.allowed = true;
     }
@@ -203,8 +203,8 @@ impl Delivery {
         Ok(())
     }
 
-    /// Takes an event whose message is no longer in memory. The relay later reads the row again to make the
-    /// message.
+    /// Takes an event whose message is no longer in memory. The relay later reads the event's row from the table and
+    /// makes the message again.
     pub(crate) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         self.outcomes.take_without_message(group, origin);
     }
@@ -229,8 +229,8 @@ impl Delivery {
         }
     }
 
-    /// Puts a released event into its lane, behind the earlier released events of its key. If the event now
-    /// belongs to another key that is blocked, sets the event aside instead.
+    /// Puts a released event into its lane, behind the earlier released events of its key. If the event now has
+    /// another topic or key, and this key is blocked, sets the event aside instead.
     fn take_released(&mut self, group: Group, found: TableEvent, is_new: bool) -> Result<()> {
         let TableEvent {
             topic,
@@ -249,8 +249,8 @@ impl Delivery {
             is_new,
         };
         self.outcomes.quarantine.goes_to_lane(at, lane);
-        // The settings may have changed, so the event may now have another key, and that key may be
-        // blocked.
+        // The settings may have changed since the event was set aside, so the event may now have another topic or
+        // key. This key may itself be blocked.
         let admission = if own {
             Admission::Open
         } else {
@@ -268,9 +268,9 @@ impl Delivery {
 }
 
 impl EventOutcomes {
-    /// Takes over an event whose message is no longer in memory. The event is recorded as released, so
-    /// the relay reads it again from the table, and later events of its key wait behind it. If its key
-    /// waits in quarantine, the event is recorded as quarantined instead.
+    /// Records an event whose message is no longer in memory as released. The relay then reads the event's row from
+    /// the table again, and later events of its key wait until the event is published. If the key of the event is
+    /// blocked by an event in quarantine, the event is recorded as quarantined instead.
     pub(super) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         let event = Event {
             origin,

@@ -54,9 +54,9 @@ pub(super) struct Answer {
 }
 
 impl Delivery {
-    /// Starts as many requests as the lanes and their limits allow. The timeout of the requests begins at
-    /// `now`, the time of the last lease check. `serve` decides which lanes may send; its argument says
-    /// whether lanes may linger.
+    /// Starts as many requests as the lanes and their limits allow. `now` is the time of the last lease check, and
+    /// the timeout of each request begins at `now`. `serve` chooses which lanes may send. It is called with `true`
+    /// if lanes may linger.
     pub(crate) fn send_requests(&mut self, now: Instant, serve: impl Fn(bool) -> Serve) {
         while let serve = serve(self.may_linger())
             && let Some(request) = self.lanes.next_request(now, serve)
@@ -121,7 +121,7 @@ impl Delivery {
             self.topic_maker.make(topic);
         }
         let pause = if load == Load::NotSent {
-            // The lanes pause together until Pub/Sub answers, so this request needs no pause of its own.
+            // No pause for this request alone: until Pub/Sub answers, one common pause delays all lanes.
             Duration::ZERO
         } else {
             let attempt = request.failed_attempts + 1;

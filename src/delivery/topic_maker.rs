@@ -14,7 +14,7 @@ use crate::throttled_log::ThrottledLog;
 /// Maximum time for creating one topic.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Pause after a failed creation. The cause, for example a missing grant, usually lasts for a while.
+/// Pause before the relay may try again to create a topic. Causes of failures, such as a missing grant, often last.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 pub(crate) struct TopicMaker {
@@ -74,7 +74,7 @@ impl TopicMaker {
         });
     }
 
-    /// Waits for the next topic that was created; waits forever when no topic is being created.
+    /// Waits until a topic has been created, and returns its name. Waits forever if no topic is being created.
     /// Cancel-safe.
     pub(crate) async fn made(&mut self) -> Arc<str> {
         loop {

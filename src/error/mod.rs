@@ -112,10 +112,12 @@ impl Error {
         self
     }
 
-    /// Replaces the name of `variable` in the text with `place`, the actual source of the value.
+    /// Replaces `variable`, the name of an environment variable, with `place` in the text. `place` names the source
+    /// from which the value really came.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error with the same text, because this text would still name the variable.
+        // Drop an underlying error whose text equals ours: it would be shown as the cause, and still name the
+        // variable.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {
@@ -125,8 +127,9 @@ impl Error {
         self
     }
 
-    /// A command does not retry as the relay does. So this method replaces a general hint for the relay with a
-    /// hint for a command. It also replaces a hint that only says that the relay will try again.
+    /// Replaces a hint that holds only for the relay with a hint for a command. The two differ because the relay
+    /// retries by itself and a command does not. A specific hint is replaced only if it says nothing but that the
+    /// relay retries.
     #[must_use]
     pub(crate) fn for_command(self) -> Self {
         if self.has_own_hint() {
@@ -210,8 +213,8 @@ pub(crate) fn is_open_files_limit(error: &std::io::Error) -> bool {
         .is_some_and(|number| TOO_MANY.contains(&number))
 }
 
-/// Formats the error for a log line: what happened and why, escaped, on one line of bounded length. The
-/// error may quote text that somebody wrote into a row, because PostgreSQL and Pub/Sub quote such text.
+/// Formats the error for a log line: what happened and why, on one line of bounded length. The text is escaped,
+/// because PostgreSQL and Pub/Sub quote values of rows in their messages, and a row may contain anything.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.what.clone();

@@ -4,13 +4,13 @@ use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
 
-/// The hint for SQLSTATE 53400 on an SQL session. When the creation of a slot fails with this SQLSTATE, the
-/// code is `replication-slots-used-up`, and other code handles it.
+/// The hint for SQLSTATE 53400 on an SQL session, where it means that the limit on temporary files is reached. On a
+/// replication session it means that no slot is free ([`code_of`]).
 const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a superuser: ALTER ROLE \
     <relay user> SET temp_file_limit = ...; or raise work_mem, so that it needs fewer temporary files";
 
-/// The hint for a text that cannot be converted between UTF-8 and the encoding of the database. The hint covers
-/// two cases, because the SQLSTATE is the same for an argument of a command and for a text in a row.
+/// The hint for a text that cannot be converted between UTF-8 and the encoding of the database. The text may be an
+/// argument of the command or a value of a row. Both have the same SQLSTATE, so the hint covers both cases.
 const OTHER_ENCODING: &str = "a character has no equivalent in UTF-8 or in the encoding of the database (`SHOW \
     server_encoding`): if it is in an argument of the command, no row contains it, so search for something else; \
     otherwise correct the row";
@@ -34,7 +34,7 @@ pub(super) fn code_of(sqlstate: &str) -> Code {
         "3D000" => Code::DatabaseUrlInvalid,
         "57P03" => Code::PostgresStopping,
         "25006" => Code::PostgresStandby,
-        // Shutdown, crash, and connections that were closed.
+        // A shutdown or crash of the server (57P), or a lost connection (08).
         s if s.starts_with("57P") || s.starts_with("08") => Code::PostgresConnectionLost,
         "53100" => Code::DiskFull,
         // Lack of memory, deadlocks and I/O errors are often temporary.
@@ -57,8 +57,9 @@ pub(crate) enum LoginFor {
     Replication,
 }
 
-/// Returns the code for a login that was refused. Several limits share one SQLSTATE. The name of the routine
-/// that reported the error tells these limits apart, in every language and version of the server.
+/// Returns the code for a login that was refused. Several connection limits have the same SQLSTATE, so the code also
+/// depends on `routine`, the name of the server's function that reported the error. Unlike the message, this name
+/// does not depend on the server's language or version.
 ///
 /// Source: PostgreSQL 14 to 18, `proc.c`, `postinit.c`, `miscinit.c` and `auth.c`.
 pub(super) fn code_of_login(sqlstate: &str, routine: &str, login_for: LoginFor) -> Code {

@@ -91,8 +91,8 @@ fn of_new_slot(sqlstate: &str) -> (Code, Option<&'static str>) {
     }
 }
 
-/// Returns the code for an error that ended the stream. Some of these errors recur at the same WAL
-/// position each time the stream is opened.
+/// Returns the code for an error that ended the stream. Some of these errors come back at the same WAL position
+/// whenever the stream is opened again. Their code is `slot-stuck`.
 fn of_stream(sqlstate: &str) -> Code {
     match sqlstate {
         // While streaming, the missing object is the publication: it did not exist yet, or no longer

@@ -34,7 +34,7 @@ impl From<SlotError> for Error {
         };
         let own = Error::new(code, error.to_string());
         match error {
-            // Only commands get this error, because a relay waits for the slot.
+            // Only commands report this error. A relay that finds the slot in use waits as a standby.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
             SlotError::StillHeld { .. } => own.hint("stop that reader, or end its server process"),
             SlotError::OtherDatabase { .. } => {

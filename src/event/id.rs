@@ -5,8 +5,8 @@ use std::fmt;
 use printable::printable;
 use uuid::Uuid;
 
-/// Maximum length, in characters, of an id that a text quotes. Such texts are log lines, errors, and the
-/// records of other events that wait behind the event.
+/// Maximum length, in characters, of an event id in a log line, in an error, or in the recorded reason of an event
+/// that waits behind this event.
 pub(crate) const SHOWN_CHARS: usize = 128;
 
 /// Length of a uuid as text.

@@ -31,9 +31,9 @@ pub use position::{CommittedAt, EventPosition};
 pub enum Standing {
     /// The event has no row yet; its outcome adds one.
     New,
-    /// The event gets no new row, for one of two reasons. Either this session records no published events, or
-    /// the event's row already says `published`. In the second case the relay sends the event again only to
-    /// keep the order, because neighbours of the event have no row.
+    /// The event gets no new row, for one of two reasons. Either this session records no published events, or a row
+    /// already says that the event is published. In the second case, other events of the key may lack rows. To keep
+    /// the order, the relay then publishes the whole key again, including this event.
     NeedsNoRow,
     /// The event was released from quarantine, or is being replayed. It has a row already, and its
     /// outcome changes that row. The event does not hold back the confirmed position, because its row is
@@ -48,7 +48,7 @@ pub struct EventRef {
     pub position: EventPosition,
     /// Whether the event has a dispatch row already, and whether it needs one.
     pub standing: Standing,
-    /// Number of failed requests that contained the event and may have reached Pub/Sub.
+    /// Number of failed requests that contained the event, except requests that were never sent.
     pub failed_attempts: u32,
     /// How many of these requests got no definite answer. Each of them may have stored the event.
     pub unknown_outcomes: u32,

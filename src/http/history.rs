@@ -65,8 +65,8 @@ impl Default for Samples {
 pub(super) struct HistoryJson {
     hour: Vec<Sample>,
     day: Vec<Sample>,
-    /// Seconds until the slot is lost, at the rate of the last five minutes. `None` if the room for the slot's WAL
-    /// is unknown, or does not shrink.
+    /// Seconds until the slot is lost, if the room for its WAL keeps shrinking as in the last five minutes. `None`
+    /// if this room is unknown, or does not shrink.
     loss_in_seconds: Option<f64>,
 }
 
@@ -161,7 +161,7 @@ mod tests {
         let loss = || history.json().loss_in_seconds;
         history.add(sample(0, Some(9_000.0)));
         assert_eq!(loss(), None, "one sample has no rate");
-        // Before the last five minutes, the room shrank ten times as fast.
+        // A steep loss of room before the last five minutes, which the estimate must ignore.
         history.add(sample(5, Some(4_000.0)));
         for n in 0..60 {
             history.add(sample(10 + 5 * n, Some(4_000.0 - 10.0 * n as f64)));

@@ -1,8 +1,8 @@
 //! Accepts connections on the HTTP port, within limits that no client can exceed.
 //!
-//! Anyone may connect, and a client may be broken, slow or hostile. So each connection serves one request,
-//! with one deadline and small buffers, and the number of connections is limited. At the limit the relay
-//! closes the *oldest* connection. So it can answer a probe at once, even while a client holds many idle
+//! Anyone may connect, and a client may be broken, slow or hostile. So the relay answers one request per connection,
+//! with one deadline and small buffers, and limits the number of connections. At this limit the relay closes the
+//! *oldest* connection to accept a new one. So it can answer a probe at once, even while a client holds many idle
 //! connections open.
 //!
 //! Not here: the routes and their answers.
@@ -56,7 +56,7 @@ async fn connection(stream: TcpStream, router: Router) {
         .max_headers(HEADERS_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // Errors here are mistakes of the client, so there is nothing to report to the operator.
+    // Ignore errors: they are mistakes of the client, and the operator can do nothing about them.
     let _ = tokio::time::timeout(CONNECTION_TIMEOUT, served).await;
 }
 

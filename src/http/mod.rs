@@ -136,9 +136,9 @@ fn prefers_openmetrics(accept: &str) -> bool {
     openmetrics > 0.0 && openmetrics >= weight("text/plain")
 }
 
-/// Answers 200 unless the session hangs. A working session sends status messages to PostgreSQL all
-/// the time, so a session hangs if its last message is older than `wal_sender_timeout`. An outage of
-/// Pub/Sub or PostgreSQL is no reason to restart the relay.
+/// Answers 503 if the session hangs, so that the orchestrator restarts the relay. A working session sends status
+/// messages to PostgreSQL all the time, so a session hangs if its last message is older than `wal_sender_timeout`.
+/// Answers 200 in all other cases, even in an outage of Pub/Sub or PostgreSQL, because a restart would not help.
 async fn livez(Shared(port): Shared<Port>) -> (StatusCode, String) {
     let silent = port.metrics.last_status.age();
     match (port.state.phase(), silent) {

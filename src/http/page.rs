@@ -40,13 +40,14 @@ const STYLE: &str = include_str!("page/page.css");
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// How long the relay answers `/overview` with the result of an earlier query, so that one query serves all
-/// visitors in this time.
+/// How long the relay answers `/overview` with the result of an earlier query. All visitors within this time cause
+/// only one query.
 const OVERVIEW_AGE: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum length of an id or key in a search, in characters. Ordering keys have at most 1,024 bytes.
+/// Maximum length of an id or key in a search, in characters. Every ordering key fits, because it has at most 1,024
+/// bytes.
 const SEARCH_CHARS: usize = 1_100;
 
 /// Maximum time for a search. The port closes every connection after 10 seconds, so this leaves 2 seconds to send
@@ -174,8 +175,8 @@ fn names_a_local_host(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether a page of another web site sends the request. Such a page cannot read the answer, but the request
-/// could make the relay query the database.
+/// Whether a page of another web site sends the request. The browser would not show the answer to such a page, but
+/// the request could still make the relay query the database.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
@@ -211,8 +212,8 @@ async fn overview(Shared(port): Shared<Port>) -> Json<serde_json::Value> {
     let (condition, verdict) = port.condition();
     let topics = serde_json::to_value(condition.topics).unwrap_or_default();
     let relay = serde_json::to_value(VerdictJson::of(&verdict)).unwrap_or_default();
-    // The query runs in a separate task. If the browser disconnects, the query still runs to its end, and its
-    // result is kept for the next visitor.
+    // Run the query in a separate task, so that it finishes even if the browser disconnects. The next visitor then
+    // gets its result.
     let looking = tokio::spawn(async move { recent_status(&port).await });
     let mut overview = looking.await.unwrap_or_default();
     if let Some(overview) = overview.as_object_mut() {

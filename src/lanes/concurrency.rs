@@ -21,7 +21,7 @@ use super::limits::{FIRST_PROBE_PAUSE, LAST_PROBE_PAUSE};
 pub(super) struct Concurrency {
     limit: usize,
     max: usize,
-    /// The pause after the next attempt. `None` while requests reach Pub/Sub.
+    /// Pause between the starts of the next attempt and the one after it. `None` while requests reach Pub/Sub.
     pause: Option<Duration>,
     next_start: Option<Instant>,
 }

@@ -66,8 +66,8 @@ impl Lane {
 
     pub(super) fn push(&mut self, event: Event) {
         if self.queue.capacity() == 0 {
-            // A `VecDeque` starts with room for four events. When every event has its own key, this room
-            // would be most of a lane's memory.
+            // Reserve room for one event. By default a `VecDeque` reserves room for four events, which would be most
+            // of a lane's memory when every event has its own key.
             self.queue.reserve_exact(1);
         }
         self.bytes += bytes_in_request(&event);
@@ -160,7 +160,7 @@ impl Lane {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
         if events.len() == 1 {
-            // The remaining suspects may all be good, so send them as usual.
+            // End the bisection: no suspect that remains is known to be bad, so the lane sends them as usual.
             self.suspects = 0;
             return events.pop();
         }

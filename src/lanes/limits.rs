@@ -15,27 +15,27 @@ pub(super) const MAX_BYTES: usize = 9_000_000;
 /// Number of bytes that frame one message in a request: its tag and length.
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
-/// Number of messages that make a lane worth serving while more input is available. In a request of this
-/// size, a message costs hardly more than in the largest request.
+/// A lane with this many messages sends at once, even if more input is available. A larger request would save
+/// little: a message costs hardly less in the largest request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
-/// Bytes of messages that make a lane worth serving while more input is available. Copying this many bytes
-/// costs several times as much as the rest of a request, so a larger request would save little.
+/// A lane with this many bytes of messages sends at once, even if more input is available. Copying these bytes costs
+/// several times as much as the rest of a request, so a larger request would save little.
 pub(super) const WORTHWHILE_BYTES: usize = 64 << 10;
 
 /// Approximate memory of a waiting event without its message, including the dispatch row that will be
 /// written.
 pub(crate) const EVENT_OVERHEAD: usize = 500;
 
-/// Maximum linger: how long a lane with few events waits for more events while other lanes are served.
-/// Until these events are published, neither their transactions nor any later transaction can be
-/// confirmed.
+/// Maximum linger: how long a lane with few events waits for more events, while the relay reads a backlog or a
+/// table. The linger is short because it holds back the confirmed position: the relay cannot confirm the
+/// transactions of the waiting events, or any later transaction.
 pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
 
 /// First pause between the starts of two attempts while no request reaches Pub/Sub. All lanes share this
 /// pause. It doubles with each attempt, up to [`LAST_PROBE_PAUSE`].
 pub(super) const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two attempts. It bounds how late the relay notices that Pub/Sub is back.
+/// Longest pause between two attempts. The relay notices at most this late that Pub/Sub is back.
 pub(super) const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Number of lanes per topic for messages without an ordering key, and thus the maximum number of such
@@ -47,8 +47,8 @@ pub(super) const UNORDERED_LANES: u32 = 16;
 pub enum Serve {
     /// Every lane that has an event.
     All,
-    /// Only lanes with enough events for a worthwhile request, and lanes that have lingered for the
-    /// maximum time. The other lanes linger, because more input is available.
+    /// Only lanes that have enough events for an efficient request, that retry or bisect a request, or that have
+    /// lingered for the maximum time. The other lanes linger, because more input is available.
     Worthwhile,
 }
 
@@ -64,20 +64,19 @@ pub enum Load {
     /// It is unknown whether Pub/Sub has stored the request, for example after a timeout: lower the global
     /// limit.
     Reduce,
-    /// This topic is over its quota: lower the limit of this topic. The global limit rises again, as after
-    /// each definite answer.
+    /// This topic is over its quota: lower the limit of this topic. Raise the global limit, because Pub/Sub has
+    /// answered.
     ReduceTopic,
-    /// The failure does not come from load: lower no limit. The global limit rises again, as after each
-    /// definite answer.
+    /// The failure does not come from load: lower no limit. Raise the global limit, because Pub/Sub has answered.
     Keep,
 }
 
 impl Load {
-    /// Whether Pub/Sub may have stored the request although it failed, because no definite answer arrived.
+    /// Whether Pub/Sub may have stored the failed request, because no definite answer arrived.
     pub(super) fn may_be_stored(self) -> bool {
         match self {
             Self::Broken | Self::Reduce => true,
-            // A request that was not sent, or a definite refusal.
+            // The request was not sent, or Pub/Sub definitely refused it.
             Self::NotSent | Self::ReduceTopic | Self::Keep => false,
         }
     }

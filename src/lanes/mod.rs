@@ -32,13 +32,13 @@ use concurrency::{Concurrency, SlowTopics};
 use lane::{Lane, LaneState};
 use limits::{LINGER_LIMIT, UNORDERED_LANES};
 
-/// An entry of `entries`: has room for one lane, and is reused after the lane ends.
+/// Room for one lane in `entries`. The entry is reused for another lane when its lane ends.
 #[derive(Debug, Default)]
 struct LaneEntry {
     lane: Option<Lane>,
     /// Whether the index of this entry is in `ready`, which contains each index at most once.
     listed: bool,
-    /// When the index was added to `ready`, if known.
+    /// When the index was added to `ready`. `None` if this was before the first call of `next_request`.
     listed_at: Option<Instant>,
     /// Whether the index is in `worthwhile`, which also contains each index at most once.
     listed_as_worthwhile: bool,
@@ -49,11 +49,11 @@ struct LaneEntry {
 pub struct Lanes {
     entries: Vec<LaneEntry>,
     free: Vec<usize>,
-    /// Uses a fast hash, because every event is looked up here.
+    /// The index of each lane by its key. Every event is looked up here, so the map uses a fast hash.
     by_key: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
     /// Indexes of lanes that may have something to send, in the order in which they take turns.
     ready: VecDeque<usize>,
-    /// Indexes of lanes that have become worthwhile or were unparked since they were last served.
+    /// Indexes of lanes that have become worthwhile or were unparked since they last sent.
     worthwhile: VecDeque<usize>,
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,
@@ -148,7 +148,7 @@ impl Lanes {
         request
     }
 
-    /// Returns the next request that is not a timed retry.
+    /// Returns the next request of a lane that is not waiting for a retry.
     fn fresh(&mut self, now: Instant, serve: Serve) -> Option<Request> {
         loop {
             let index = match serve {
@@ -164,8 +164,8 @@ impl Lanes {
         }
     }
 
-    /// The index of the lane whose turn it is. Alternates between worthwhile lanes and all others, because
-    /// otherwise lanes that are always full would leave no room for small ones.
+    /// The index of the lane whose turn it is. Alternates between worthwhile lanes and all lanes, because otherwise
+    /// small lanes would never send while some lanes are always full.
     fn next_index(&mut self) -> Option<usize> {
         self.full_lane_was_last = !self.full_lane_was_last;
         if self.full_lane_was_last
@@ -206,9 +206,9 @@ impl Lanes {
         None
     }
 
-    /// Returns the next request of a lane. Returns `None` when the lane is not ready, is empty, is gone, or
-    /// must wait because its topic is throttled. A lane can be listed in both `ready` and `worthwhile`, so it
-    /// may have been served already through the other list.
+    /// Returns the next request of a lane. Returns `None` when the lane is not ready, is empty, is gone, or must
+    /// wait because its topic is throttled. An index may be out of date, because a lane can be in both `ready` and
+    /// `worthwhile` and may have sent already through the other list.
     fn take(&mut self, index: usize) -> Option<Request> {
         let lane = self.entries[index].lane.as_mut()?;
         if lane.state != LaneState::Ready || lane.is_empty() {
@@ -222,7 +222,7 @@ impl Lanes {
         Some(lane.next_request(index))
     }
 
-    /// Notes that a request was published. Its lane continues, or ends when no event waits in it.
+    /// Notes that a request was published. Its lane sends its next events, or ends if it has none.
     pub fn finished(&mut self, request: &Request) {
         self.concurrency.answered();
         let max = self.concurrency.max();
@@ -253,9 +253,9 @@ impl Lanes {
         self.ended(&topic);
     }
 
-    /// Notes that Pub/Sub has permanently refused a request. If the request had a single event, removes
-    /// this bad event from its lane and returns it. Otherwise returns `None`: the lane sends the events
-    /// again in smaller requests, before everything else in the lane.
+    /// Notes that Pub/Sub has permanently refused a request. If the request had a single event, removes this bad
+    /// event from its lane and returns it. Otherwise returns `None`, and the lane bisects the request before it
+    /// sends other events.
     pub fn refused(&mut self, mut request: Request) -> Option<Event> {
         request.count_failure(false);
         self.concurrency.answered();
@@ -286,7 +286,7 @@ impl Lanes {
     fn ended(&mut self, topic: &str) {
         self.in_flight -= 1;
         for index in self.slow_topics.ended(topic) {
-            // The lane may have ended in the meantime.
+            // Skip a lane that was closed while it was parked.
             if let Some(lane) = self.entries.get_mut(index).and_then(|e| e.lane.as_mut())
                 && lane.state == LaneState::Parked
             {
@@ -320,8 +320,8 @@ impl Lanes {
         self.slow_topics.throttled(topic, || in_flight.count() + 1);
     }
 
-    /// Retries the failed requests of `topic` at `at`, if that is sooner than planned. The caller uses
-    /// this when the reason to wait is gone, for example because it has created the topic.
+    /// Makes the retries of `topic` due at `at`, unless they are due earlier. The caller uses this method when the
+    /// cause of the failure is gone, for example because it has created the topic.
     pub fn hasten(&mut self, topic: &str, at: Instant) {
         for index in 0..self.entries.len() {
             let Some(lane) = self.entries[index].lane.as_mut() else {
@@ -338,9 +338,9 @@ impl Lanes {
         }
     }
 
-    /// When the next retry is due, or when the pause between attempts ends. `None` if no lane waits for a
-    /// retry. Also `None` if the global limit allows no request, because then every retry has to wait for an
-    /// answer first.
+    /// When the pause between attempts ends, or, if there is no pause, when the next retry is due. `None` if no lane
+    /// waits for either. Also `None` while the global limit is reached, because only an answer makes room for the
+    /// next request.
     pub fn next_due(&self) -> Option<Instant> {
         if self.in_flight >= self.concurrency.limit() {
             return None;
@@ -380,7 +380,7 @@ impl Lanes {
         Some(index)
     }
 
-    /// Frees the memory of the large tables that a burst of many keys has left behind.
+    /// Frees the memory that a burst of many keys has left behind in the lists.
     fn shrink_when_empty(&mut self) {
         const KEPT: usize = 1 << 14;
         if self.by_key.is_empty() && self.entries.len() > KEPT {

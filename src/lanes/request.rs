@@ -11,8 +11,7 @@ pub struct LaneKey {
     pub topic: Arc<str>,
     /// Ordering key; empty for messages without order.
     pub ordering_key: OrderingKey,
-    /// If the ordering key is empty: the index of the lane among the topic's lanes for such messages. With an ordering
-    /// key always 0.
+    /// With an empty ordering key: which of the topic's lanes for unordered messages this is. Otherwise 0.
     pub(super) unordered: u32,
 }
 
@@ -31,8 +30,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Counts one more failed attempt. `may_be_stored` means that Pub/Sub may have stored the events
-    /// nevertheless.
+    /// Counts one more failed attempt. `may_be_stored` says whether Pub/Sub may have stored the events despite the
+    /// failure.
     pub(super) fn count_failure(&mut self, may_be_stored: bool) {
         self.failed_attempts += 1;
         for event in &mut self.events {

@@ -10,7 +10,7 @@ use crate::event::OrderingKey;
 /// The pending work of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneStanding<'a> {
-    /// The ordering key; empty for events without order, which may have several lanes.
+    /// The ordering key. Empty for events without order; a topic may have several lanes for them.
     pub ordering_key: &'a OrderingKey,
     /// Events that are not stored yet, including those in flight.
     pub events: u64,
@@ -50,8 +50,7 @@ impl Lanes {
         self.by_key.is_empty()
     }
 
-    /// Number of lanes that wait for a retry, or until their throttled topic may have more requests in
-    /// flight.
+    /// Number of lanes that wait for a retry, plus the lanes that are parked because their topic is throttled.
     pub fn waiting(&self) -> usize {
         self.waiting.len() + self.slow_topics.parked()
     }

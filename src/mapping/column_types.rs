@@ -12,7 +12,8 @@ use decoder::{Oid, OwnedRelation};
 
 use super::value::pg_type;
 
-/// The common built-in types. None of them is a domain, and values of all but `json` can be sorted.
+/// The common built-in types, which need no lookup: none of them is a domain, and values of all but `json` can be
+/// sorted.
 const USUAL: [Oid; 25] = [
     pg_type::BOOL,
     pg_type::BYTEA,

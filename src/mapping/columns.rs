@@ -128,7 +128,7 @@ impl Finder<'_> {
     /// if no role has this name.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
         match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
-            // If no topic column is configured, `{topic}` in a template means a column called `topic`.
+            // `{topic}` means the configured topic column or, if none is configured, a column called `topic`.
             Some(role) if (role, self.columns.choice(role)) != (ColumnRole::Topic, Choice::Off) => {
                 self.needed(role, "topic")
             }
@@ -272,7 +272,7 @@ impl EventColumns {
             Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
                 Some(self.id.null("the event's id"))
             }
-            // The columns `headers` and `occurred_at` are checked after the payload.
+            // `headers` and `occurred_at` come last, after the payload.
             Ok(_) => self.texts_before_payload().find_map(fault),
             Err(fault) => Some(fault),
         }
@@ -305,8 +305,8 @@ impl EventColumns {
             let Some(length) = length else {
                 return Ok(None);
             };
-            // The split fails if a value ends within a character. The concatenation is then valid UTF-8, but
-            // this value by itself is not.
+            // All values together can be valid UTF-8 although one of them is not: a character begins in this value
+            // and ends in the next one. The split then fails.
             let parts = rest.split_at_checked(length);
             let (text, others) = parts.ok_or_else(|| not_utf8(self.texts(), row))?;
             rest = others;
@@ -361,7 +361,7 @@ impl EventColumns {
     }
 
     /// Returns the event type of a row, or an empty text if the event type is null. `needed_for` says why the
-    /// envelope needs the event type. It is `None` if the envelope needs none.
+    /// envelope needs an event type, and is `None` if the envelope needs none.
     ///
     /// # Errors
     /// [`EventFault::Null`] if the envelope needs the event type, but it is null or empty.

@@ -1,5 +1,5 @@
-//! Finds settings of a table that contradict each other or Pub/Sub's rules. Such settings cannot work with
-//! any table, so they are refused without a connection.
+//! Finds settings of a table that contradict each other or Pub/Sub's rules. No table can fit such settings, so they
+//! are refused before there is a connection to the database.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation, ReplicaIdentity};
 
@@ -9,7 +9,7 @@ use super::mapper::Mapper;
 use super::settings::{Choice, ColumnRole, TableSettings};
 use super::value::pg_type;
 
-/// A project for the names of topics. Any valid project will do, because this check ignores the configured project.
+/// The project in the names of topics during this check. Any valid project gives the same result.
 const ANY_PROJECT: &str = "any-project";
 
 impl TableSettings {

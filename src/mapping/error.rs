@@ -62,8 +62,8 @@ pub enum SettingFault {
         /// The setting that is empty.
         column_setting: String,
     },
-    /// The settings do not say which time zone applies to a time without an offset. A wrong zone could shift
-    /// the time by up to 26 hours.
+    /// The settings do not say which time zone applies to a time without an offset. The relay does not guess,
+    /// because a wrong time zone could shift the time by up to 26 hours.
     #[error(
         "`columns.occurred_at` is column {column:?} of type timestamp without time zone, and \
          `time_zone` does not say what its values mean"
@@ -113,7 +113,7 @@ pub struct EventError {
     pub at: CommittedAt,
     /// The fault.
     pub fault: EventFault,
-    /// The known facts about the event, despite the fault.
+    /// What is known about the event despite the fault.
     pub known: FaultyRow,
 }
 
@@ -334,9 +334,9 @@ impl SettingFault {
 impl EventError {
     fn hint(&self) -> String {
         let table = &self.table;
-        // Do not advise the operator to correct the row. Without a readable id, the relay identifies the event
-        // by its position. A corrected row would give an event with another identity, so this event could still
-        // not be released.
+        // Do not advise the operator to correct the row. Without a readable id, the relay identifies this event by
+        // its position. A corrected row would have a readable id, so it would be another event, and this one would
+        // stay in quarantine.
         if self.event_id.is_none() && self.fault.is_of_the_row() {
             return format!(
                 "insert the event again into {table}, with an id that can be read, and discard this one"

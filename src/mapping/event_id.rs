@@ -46,8 +46,8 @@ impl EventIds {
         }
     }
 
-    /// Whether event ids are also computed from the row's `inserted_xid`. If the table has no such column, they are
-    /// computed without it.
+    /// Whether an event id is computed from the row's `inserted_xid` as well as its id. If the table has no such
+    /// column, the id alone is used.
     pub(super) fn need_xid(&self) -> bool {
         matches!(self, Self::Hashed { .. })
     }

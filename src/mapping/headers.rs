@@ -120,7 +120,8 @@ impl<'a> Plain<'a> {
     #[inline]
     fn string(&mut self) -> Option<&'a str> {
         self.token('"')?;
-        // Also stop at a control character, which JSON does not allow. Then `read_json` reports where it is.
+        // A control character ends the string too, and makes this method return `None`: JSON does not allow the
+        // character, so `read_json` then reports its location.
         let ends = |byte| matches!(byte, b'"' | b'\\' | 0..0x20);
         let (string, rest) = self.0.split_at_checked(self.0.bytes().position(ends)?)?;
         self.0 = rest.strip_prefix('"')?;

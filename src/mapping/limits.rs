@@ -1,8 +1,8 @@
 //! Pub/Sub's limits on publishing, as the service documents them
 //! (<https://cloud.google.com/pubsub/quotas#resource_limits>).
 //!
-//! The mapping checks these limits, and the publisher does not, because only the mapping can name the row in
-//! its error.
+//! The mapping checks these limits, not the publisher, because only the mapping can name the faulty row in its
+//! error.
 
 /// Maximum size in bytes of one encoded `PublishRequest`, including the topic name.
 pub const REQUEST_BYTES: usize = 10_000_000;
@@ -17,8 +17,8 @@ pub const ATTRIBUTE_VALUE_BYTES: usize = 1_024;
 /// Allowed lengths of a topic's id (the last part of its name), in characters.
 pub const TOPIC_ID_CHARS: std::ops::RangeInclusive<usize> = 3..=255;
 
-/// Maximum length of a project id, in bytes. Google allows 30 characters, but the ids of old projects can
-/// begin with a domain and a colon, so we accept more.
+/// Maximum length of a project id, in bytes. Google's limit is 30 characters, but we accept more, because the ids of
+/// old projects can begin with a domain and a colon.
 const PROJECT_ID_BYTES: usize = 128;
 
 /// Prefix of the attribute names that Pub/Sub reserves.

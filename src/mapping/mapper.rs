@@ -74,7 +74,7 @@ pub struct Mapper {
 #[derive(Debug, Clone, Default)]
 struct Inputs {
     headers: Headers,
-    /// The value of `occurred_at` in RFC 3339. Not used if the column has no time with a known UTC offset.
+    /// The value of `occurred_at` in RFC 3339. Used only if the row has a time with a known UTC offset.
     occurred_at: String,
 }
 
@@ -162,7 +162,7 @@ impl Mapper {
             .event_id(outbox_row.id, xid.as_deref(), self.columns.id.name())?;
         let topic = self.topics.topic(row, outbox_row.aggregate_type)?;
         let ordering_key = self.ordering.key(outbox_row.aggregate_id)?;
-        // Refuse a payload that is too large by itself before spending time on it.
+        // If the payload alone exceeds the limit, refuse the row here, before the message is encoded.
         check_size(
             &topic,
             outbox_row.payload.as_ref().map_or(0, MessageData::len),
@@ -223,7 +223,7 @@ impl Mapper {
         columns.map(MappedColumn::position).collect()
     }
 
-    /// The positions of the columns from which the topic of an event can come.
+    /// The indexes of the columns from which the topic of an event can come.
     pub(crate) fn topic_columns(&self) -> Vec<usize> {
         let rules = self.columns.aggregate_type.iter();
         let rules = rules.filter(|_| self.topics.has_rules());
@@ -263,8 +263,8 @@ impl Inputs {
 }
 
 impl Output {
-    /// Sets all attributes except the trace context from Debezium's column and the trace aliases. If two
-    /// attributes have the same name, the first one wins.
+    /// Sets all attributes except the trace context from Debezium's column, and except the aliases of trace
+    /// attributes. If two attributes have the same name, the first one wins.
     fn set_attributes(
         &mut self,
         envelope: Envelope,
@@ -310,8 +310,8 @@ impl Output {
     }
 }
 
-/// Returns how to read a time without an offset. If `occurred_at` is a `timestamp` column, the settings
-/// must name a time zone.
+/// Returns how to read a time without an offset. Returns an error if `occurred_at` is a `timestamp` column and the
+/// settings name no time zone.
 fn without_offset(
     finder: &Finder<'_>,
     columns: &EventColumns,

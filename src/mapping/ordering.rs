@@ -1,9 +1,9 @@
 //! Computes the ordering key of an event from its aggregate id.
 //!
-//! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same
-//! key. If there are very many aggregates with few events each, every request has only a few messages.
-//! `bucketed(n)` hashes the aggregate ids to n keys, so that requests have many messages and each
-//! aggregate still keeps its order.
+//! Pub/Sub keeps order among the messages of one key, and all messages of a request must have the same key. So with
+//! very many aggregates and few events for each, every request would have only a few messages. `bucketed(n)` avoids
+//! this: it hashes the aggregate ids to n keys. Requests then have many messages, and each aggregate still keeps its
+//! order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,8 +14,8 @@ use super::error::{EventFault, Limit};
 use super::limits;
 use crate::event::OrderingKey;
 
-/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane. With more buckets, requests would
-/// be as small as with one key per aggregate.
+/// Maximum number of buckets for `bucketed(n)`. Each bucket is a lane. With more buckets, requests would be about as
+/// small as with one key per aggregate.
 pub const BUCKETS_MAX: u32 = 10_000;
 
 /// How the ordering key of a message is chosen.
@@ -115,8 +115,8 @@ impl OrderingKeys {
     }
 }
 
-/// The hash FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). It is easy to compute in
-/// any language, and must not change between versions of the relay.
+/// The hash FNV-1a with 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>). Consumers can compute it in any
+/// language. It must not change between versions of the relay.
 pub(crate) fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)

@@ -105,9 +105,9 @@ impl Default for TableSettings {
 
 /// The names that the table uses for the columns of an outbox.
 ///
-/// If a field is not set, the column has the field's name. The exceptions are `topic` and `seq`. An empty text
-/// means that the table has no such column. If `version`, `schema_version`, `headers`, `tracingspancontext` or
-/// `occurred_at` is not set, the table need not have the column. A column that *is* named must exist.
+/// If a field is not set, the relay uses the column with the name of the field (but see `topic` and `seq`). The
+/// table may lack this column if the field is `version`, `schema_version`, `headers`, `tracingspancontext` or
+/// `occurred_at`. An empty text means that the table has no such column. A column that *is* named must exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ColumnSettings {
@@ -131,9 +131,9 @@ pub struct ColumnSettings {
     pub tracingspancontext: Option<String>,
     /// When the event happened.
     pub occurred_at: Option<String>,
-    /// A column that numbers rows in the order of their insertion, such as a `bigserial`. A recovery
-    /// publishes rows in this order. The default is a column called `seq`. If there is none, it is the `id`,
-    /// provided that a sequence fills it.
+    /// A column that numbers rows in the order of their insertion, such as a `bigserial`. A recovery publishes rows
+    /// in this order. If this field is not set, the relay uses a column called `seq`. If there is none, it uses the
+    /// `id`, but only if a sequence fills the `id`.
     pub seq: Option<String>,
     /// The event's topic. A value that is neither null nor empty takes precedence over `topic_rules` and
     /// `topic`. If this field is not set, no column names the topic.
@@ -252,8 +252,8 @@ impl TableSettings {
         named.chain(self.attributes.iter().cloned()).collect()
     }
 
-    /// The columns that the publication must publish if the table has them. If the publication left one out,
-    /// the messages of a recovery would differ, because a recovery reads all columns from the table.
+    /// The columns that the publication must publish if the table has them. A recovery reads all columns from the
+    /// table, so its messages would differ from those of the stream if the publication left a column out.
     pub fn optional_columns(&self) -> Vec<String> {
         let named = self.chosen(|choice| match choice {
             Choice::May(name) => Some(name),

@@ -1,7 +1,7 @@
 //! Parses a template: a text with column names in braces, such as `{aggregatetype}.events`.
 //!
-//! A brace cannot be escaped, because no topic name contains one. Not here: the check that the columns
-//! exist (`topic.rs`).
+//! A brace cannot be escaped, because no topic name contains a brace. Not here: the check that the columns exist
+//! (`topic.rs`).
 
 use std::fmt;
 use std::str::FromStr;

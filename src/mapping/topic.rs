@@ -1,10 +1,9 @@
 //! Determines the topic of an event: from a column of the row, from a rule for its aggregate type, or
 //! from the template, in that order.
 //!
-//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then shared. A
-//! row can choose the project only through the topic column, because a value in a template must not
-//! change the project. Every part of a name has a maximum length, because names are kept in memory, in an
-//! index and in logs.
+//! Full names (`projects/p/topics/t`) are built and checked once per distinct topic, and then shared. A row can
+//! choose the project only through the topic column: a value in a template must not contain a slash. Every part of a
+//! name has a maximum length, because the relay keeps names in memory, in an index and in log lines.
 
 use std::collections::HashMap;
 use std::str;
@@ -22,7 +21,7 @@ use super::topic_name::{TopicNameFault, check_id, full_name};
 /// Maximum number of distinct topics in each cache. It equals Pub/Sub's limit on the topics of a project,
 /// so a cache rarely becomes full. A full cache is cleared.
 const INTERNED_MAX: usize = 10_000;
-/// Maximum capacity in bytes that the buffer keeps between rows. A larger buffer is released.
+/// Maximum capacity in bytes that `rendered` keeps between rows, so that a long name does not hold memory forever.
 const KEPT_BYTES: usize = 4 * 1024;
 
 type Names = HashMap<Box<[u8]>, Arc<str>, foldhash::fast::RandomState>;
@@ -52,7 +51,7 @@ pub(super) struct TopicResolver {
 enum Pattern {
     /// The same full name for every row.
     Fixed(Arc<str>),
-    /// There is no template, so each row must name its topic in this column.
+    /// The settings have no template, so each row must name its topic in this column.
     Nothing(MappedColumn),
     Rendered {
         /// `projects/p/topics/`.
@@ -221,8 +220,8 @@ impl TopicResolver {
         !self.rules.is_empty()
     }
 
-    /// The topic column, and the columns that the template names. Omits the column of the aggregate type,
-    /// which selects a rule.
+    /// The topic column, and the columns that the template names. Does not add the column of the aggregate type for
+    /// `topic_rules`.
     pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],

@@ -1,10 +1,9 @@
-//! Splits a row from the replication stream into its column values once, because several readers need
-//! them.
+//! Splits a row from the replication stream into its column values. Several parts of the relay need the values, so
+//! the row is split only once for all of them.
 
 use decoder::{Tuple, Value};
 
-/// Maximum number of columns of a row that is split without an allocation; `outbox.events` has eleven
-/// columns.
+/// A row with at most this many columns is split without an allocation. `outbox.events` has eleven columns.
 const INLINE_COLUMNS: usize = 16;
 
 /// The values of one row, in the order of the table's description.
@@ -17,7 +16,7 @@ pub struct TupleValues<'a> {
 }
 
 impl<'a> TupleValues<'a> {
-    /// Splits a row.
+    /// Splits a row into its values.
     #[inline]
     pub fn of(tuple: &Tuple<'a>) -> Self {
         let mut row = Self {
@@ -35,7 +34,7 @@ impl<'a> TupleValues<'a> {
         row
     }
 
-    /// The values.
+    /// The values, in the order of the table's description.
     #[inline]
     pub fn as_slice(&self) -> &[Value<'a>] {
         if self.columns > INLINE_COLUMNS {

@@ -1,8 +1,8 @@
 //! Reads one value of a row as the text that `SELECT` would print.
 //!
-//! A value in text format is already this text, and the relay asks the server for the text format. This
-//! module also reads the binary format, for the usual types of outbox columns. A binary value of any other
-//! type is an error that names the column, so the relay never guesses.
+//! The relay asks the server for the text format, in which a value is already this text. This module also reads the
+//! binary format for the usual types of outbox columns. For any other type, a binary value is an error that names
+//! the column, because the relay must not guess its meaning.
 
 use std::borrow::Cow;
 

@@ -74,8 +74,7 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     if short >= 0x80 {
         return put_long_attribute_key(out, key, value_len);
     }
-    // Nearly all attributes are this short. Each of their lengths fits into one byte, so three writes are
-    // enough.
+    // The usual case: the entry is so short that each of its lengths fits into one byte.
     out.extend_from_slice(&[ATTRIBUTE, short as u8, ENTRY_KEY, key.len() as u8]);
     let key_start = out.len();
     out.extend_from_slice(key);
@@ -83,8 +82,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// Like [`put_attribute_key`], for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time.
-/// Everything before the value is one write, whose length the compiler knows.
+/// Like [`put_attribute_key`], but faster, for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time.
+/// The compiler then knows the length of the single write that appends everything before the value.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;
@@ -112,8 +111,8 @@ fn put_long_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize) -> us
     key_start
 }
 
-/// Appends a length as a varint: seven bits per byte, lowest first, with the top bit set on all bytes but
-/// the last. Nearly all lengths here are below 128, for which prost's own writer is not optimised.
+/// Appends a length as a varint: seven bits per byte, lowest first, with the top bit set on all bytes but the last.
+/// Faster than prost's own writer for lengths below 128, which nearly all lengths here are.
 #[inline]
 pub(super) fn put_length(out: &mut Vec<u8>, mut length: usize) {
     while length >= 0x80 {

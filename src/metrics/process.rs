@@ -16,8 +16,8 @@ use prometheus_client::registry::Registry;
 
 use crate::build_info;
 
-/// Number of clock ticks per second in `/proc`. The kernel's interface fixes it at 100 on the machines
-/// that we build for. Asking the C library's `sysconf` would need `unsafe`.
+/// Number of clock ticks per second in `/proc`. It is 100 on all machines that we build for, because the kernel's
+/// interface fixes it. Reading it from the C library (`sysconf`) would need `unsafe`.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,7 +51,7 @@ struct ProcessUsage {
 pub(super) fn register_process(registry: &mut Registry) {
     static BOOT: OnceLock<Option<f64>> = OnceLock::new();
     let boot = *BOOT.get_or_init(|| boot_time(&fs::read_to_string("/proc/stat").ok()?));
-    // The files contain the name of the program, which might not be UTF-8. Replace such bytes.
+    // The name of the program in these files might not be UTF-8, so replace bytes that are not.
     let file = |name: &str| {
         let bytes = fs::read(format!("/proc/self/{name}")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()

@@ -99,15 +99,15 @@ fn every_event_in_quarantine_is_a_warning() {
     metrics.blocked_keys.set(Some(0.0));
     metrics.events_in_quarantine.set(Some(0.0));
     let before = severity();
-    // An event without an ordering key blocks no key.
+    // One event in quarantine and no blocked key: the event has no ordering key.
     metrics.events_in_quarantine.set(Some(1.0));
     assert!(
         before < slot_manager::Severity::Warning && severity() == slot_manager::Severity::Warning
     );
 }
 
-/// Rows can choose their topic, so each topic could have its own series. At the limit, further topics share the
-/// series `(others)`.
+/// Rows can choose their topic, so without a limit they could create any number of series. At the limit, further
+/// topics share the series `(others)`.
 #[test]
 fn the_series_of_topics_are_bounded_and_their_sum_counts_every_failure() {
     let metrics = Metrics::default();

@@ -1,5 +1,5 @@
-//! Adds metrics of the topics to which publishing fails. Rows can choose their topic, so the number of
-//! topics with their own label is bounded.
+//! Adds metrics of the topics to which publishing fails. Rows can choose their topic, so without a limit they could
+//! create any number of labels. Only a limited number of topics gets a label of its own.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -99,7 +99,7 @@ pub(crate) struct TableAudit {
     /// stored these events more than once. Replays and requests that Pub/Sub refused do not count.
     pub(crate) sent_again: u64,
     pub(crate) first_ids_sent_again: Vec<String>,
-    /// Events that are recorded as published under more than one commit, so Pub/Sub has stored them more
+    /// Events with `published` records under more than one commit LSN. Pub/Sub has stored these events more
     /// than once.
     pub(crate) recorded_twice: u64,
     pub(crate) first_ids_recorded_twice: Vec<String>,
@@ -150,7 +150,7 @@ pub(crate) async fn run(
     let current = current.map(|(table, captured)| (table, captured, None));
     let mut tables = Vec::new();
     for (table, captured, only) in current.chain(former) {
-        // Only topic names contain the project, and the audit does not use topics.
+        // Only topic names contain the project, and the audit uses no topics, so any project will do.
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, captured).await?;
         let mut walk = TableWalk::new(

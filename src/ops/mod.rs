@@ -41,6 +41,6 @@ mod walk;
 
 use std::time::Duration;
 
-/// How long the statements of a command wait for a lock on a captured table. A command then ends with an error that
-/// names the lock's holder.
+/// How long the statements of a command wait for a lock on a captured table. After this time, the command ends with
+/// an error that names the holder of the lock.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,14 +1,14 @@
 //! Counts the events that wait for delivery, and finds the age of the oldest. If counting would cost too
 //! much, the result is a lower bound, or unknown.
 //!
-//! An event waits if it has no record in `outbox.dispatch` and, according to the capture record of its table,
-//! is neither resolved nor older than the capture. If published events may lack a record, such an event might
-//! have been delivered already. The result is then known only if no event waits.
+//! An event waits if its row is newer than `since`, its transaction is not below the floor of the table, and the
+//! event has no record in `outbox.dispatch`. If published events may lack a record, an event that seems
+//! to wait might have been delivered already. The number of waiting events is then unknown unless it is zero.
 //!
 //! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq`
-//! above `floor_seq`. So the count misses a waiting event of a newer transaction if its `seq` is lower. If
-//! there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of them, and searches for
-//! the oldest waiting event in between.
+//! above `floor_seq`. A row with a lower `seq` may still wait if its transaction is newer than the floor. The
+//! count misses this row. If there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of
+//! them, and searches for the oldest waiting event in between.
 //!
 //! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
 //! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.
@@ -145,7 +145,7 @@ async fn read_table(
     captured: &Captured,
 ) -> Result<Option<PendingEvents>> {
     let window = ScanWindow::recent(captured);
-    // Only topic names contain the project, and the count does not use topics.
+    // Only topic names contain the project, and the count uses no topics, so any project will do.
     let project = settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let rows = CountedRows {

@@ -24,7 +24,7 @@ use crate::postgres::connect;
 use crate::settings::Settings;
 use crate::store::relay_row;
 
-/// Statement timeout, which bounds one chunk.
+/// Statement timeout, and so the maximum duration of one chunk.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often the task checks whether it may prune.

@@ -128,8 +128,8 @@ impl SinceTime {
         Ok(before.map(|seqs| seqs.end))
     }
 
-    /// Returns the range of `seq` from the first row of the table to the row of [`first_seq`](Self::first_seq), with
-    /// `None` in the same cases.
+    /// Returns the range of `seq` from the first row of the table to the row of [`first_seq`](Self::first_seq). Returns
+    /// `None` if `first_seq` does.
     pub(crate) async fn seqs_before(
         &self,
         sql: &Sql,

@@ -38,7 +38,7 @@ const PLAN: &str = "\
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
     Read,
-    /// Read without the names of events.
+    /// Like `Read`, but without the names of events.
     Count,
     Delete,
 }
@@ -103,8 +103,8 @@ pub(super) struct TableWalk<'a> {
     position: WalkPosition,
 }
 
-/// Sets the planner options for walks. First checks that our own tables and functions exist. Otherwise, if one
-/// of them were missing, a walk would report that a captured table was altered.
+/// Checks that our own tables and functions exist, and sets the planner options for walks. Without the check, the
+/// error for a missing table of ours would say that a captured table was altered.
 pub(super) async fn prepare(sql: &Sql) -> Result<()> {
     check_readable(sql).await?;
     Ok(sql.batch_execute(PLAN).await?)
@@ -341,7 +341,8 @@ pub(super) fn ours_sql(captured: &Captured) -> String {
 }
 
 /// Returns the SQL condition that the row `e` is in a table or partition that the relay has not compared with
-/// its records yet. Such a row may still wait, even if its transaction is old.
+/// its records yet. The floor does not cover the rows of this partition: an old row, which came with the
+/// partition when it was attached, may still be unresolved.
 pub(super) fn uncompared_sql(captured: &Captured) -> String {
     let Captured { record, shape } = captured;
     match &record.partitions {

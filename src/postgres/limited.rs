@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
 //! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone. Without a
-//! limit, the session would then wait forever. So this stream fails if an answer is outstanding and no bytes
-//! have moved in either direction for too long. The limit is longer than `statement_timeout`, so a server that
-//! can be reached reports its own timeout first.
+//! limit, the session would then wait forever. So this stream fails if the server owes an answer, or takes no bytes
+//! from us, and no byte is sent or received for too long. The limit is longer than `statement_timeout`, so a server
+//! that can be reached reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -21,8 +21,8 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 /// Grace period after `statement_timeout`. The time limit for an answer is the sum of the two.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The time limit for an answer, and the time of the last byte while an answer is outstanding. The
-/// session and its stream share this value.
+/// The time limit for an answer, and how long the server has been silent. The session and its stream share this
+/// value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AnswerLimit(Arc<Answers>);
 
@@ -30,7 +30,8 @@ pub(super) struct AnswerLimit(Arc<Answers>);
 struct Answers {
     /// The limit in milliseconds; 0 means no limit.
     limit: AtomicU64,
-    /// Time of the last byte in either direction, while an answer is outstanding.
+    /// When the present silence began: at the last byte in either direction, or when a write was blocked. `None` if
+    /// no answer is outstanding and no write is blocked.
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -51,7 +52,7 @@ impl AnswerLimit {
         (millis > 0).then(|| Duration::from_millis(millis))
     }
 
-    /// Time of the last byte in either direction; `None` if no answer is outstanding.
+    /// When the present silence began. `None` if the server owes nothing.
     pub(super) fn silent_since(&self) -> Option<Instant> {
         *self.silence()
     }
@@ -101,8 +102,9 @@ impl<S> Limited<S> {
     fn received(&mut self, bytes: &[u8]) {
         let outstanding = &mut self.outstanding;
         self.answers.read(bytes, |kind| {
-            // `G` is CopyInResponse: the client must now send data. The server never answers the Sync
-            // that the client sent before the data. It answers only the Sync after the data.
+            // `Z` is ReadyForQuery, which completes an answer. `G` is CopyInResponse: the client must now send
+            // data. The Sync that the client sent before the data then gets no ReadyForQuery, so it counts as
+            // answered here. The Sync after the data gets one.
             if matches!(kind, b'Z' | b'G') {
                 *outstanding = outstanding.saturating_sub(1);
             }
@@ -162,8 +164,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
                 self.limit.silence().get_or_insert_with(Instant::now);
             }
         }
-        // Reading and writing share one timer. When the timer ends, the session's driver wakes up and polls
-        // for reading first. Reading then fails, because the limit has passed.
+        // One timer is enough, because one task (the session's driver) polls both for reading and for writing. When
+        // the timer ends, this task polls for reading first, and reading fails because the limit has passed.
         match self.poll_limit(cx) {
             Poll::Ready(error) => Poll::Ready(Err(error)),
             Poll::Pending => written,
@@ -347,7 +349,8 @@ mod tests {
     async fn an_idle_session_may_be_silent_for_any_time() {
         let (mut session, mut server) = session().await;
         session.write_all(QUERY).await.unwrap();
-        // The end of the answer arrives in two parts, and later a changed parameter.
+        // ReadyForQuery arrives in two parts. After it comes a message that answers no request: a changed
+        // parameter.
         let (first, second) = READY.split_at(3);
         for part in [ROW, first, second, b"S\0\0\0\x06a\0"] {
             answer(&mut session, &mut server, part).await;

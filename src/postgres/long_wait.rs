@@ -46,8 +46,8 @@ impl WatchedSession {
         Ok(())
     }
 
-    /// Finds out whether the watched session has waited for at least [`LONG`]. This method asks through the
-    /// second session, `looking`. It opens this session if there is none, and drops it if the check fails.
+    /// Finds out whether the watched session has waited for at least [`LONG`]. The check uses a second session,
+    /// `looking`, which is opened here if there is none, and dropped if the check fails.
     ///
     /// # Errors
     /// A connection or database error of the second session, which says nothing about the watched session.
@@ -117,7 +117,7 @@ pub(crate) async fn naming_locks<T>(
                 };
             }
             looked = look => {
-                // An error of the second session says nothing about the first.
+                // If a check fails, keep the result of the previous check.
                 if let Ok(found) = looked {
                     waits_for = found.map(|(_, wait)| wait);
                 }
@@ -126,8 +126,8 @@ pub(crate) async fn naming_locks<T>(
     }
 }
 
-/// Does `work` on the session `sql`. Until it is done, the statements of the session wait for a lock for at most `limit`.
-/// If `work` fails because it waited too long, the error names the lock and its holders.
+/// Like [`naming_locks`], but also sets the session's lock timeout: to `limit` while `work` runs, and to no limit
+/// afterwards.
 ///
 /// # Errors
 /// The error of `work`, or `lock-wait`.

@@ -2,11 +2,11 @@
 //! [`replication::connection`] opens the byte stream of the session, with TLS, as it does for replication
 //! sessions.
 //!
-//! **Invariants.** A session ends if the server owes an answer and is silent for a little longer than the
-//! session's statement timeout (`limited`), so callers need no time limit of their own. Only commands that an
-//! operator can interrupt switch this limit off. For a session without a statement timeout,
-//! `connect_patiently` checks over a second connection that the server still works on the statement
-//! (`patience`). No statement here uses the outbox.
+//! **Invariants.** A session ends if the server owes an answer and is silent for a little longer than the session's
+//! statement timeout (`limited`), so callers need no time limit of their own. Only commands that an operator can
+//! interrupt switch this limit off. For a session without a statement timeout, `connect_patiently` checks over a
+//! second connection that the server still works on the statement (`patience`). No statement of this module uses
+//! the schema `outbox` or a captured table.
 
 mod failed_servers;
 mod limited;

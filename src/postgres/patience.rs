@@ -16,8 +16,7 @@ use super::limited::AnswerLimit;
 use super::sql::{Sql, connect, log_dead};
 use crate::error::Result;
 
-/// Poll interval for the state of the server process. It is long enough for an answer in transit to
-/// arrive.
+/// Time between two polls of the server process. An answer that is in transit at one poll arrives before the next.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time limit for one poll.
@@ -56,7 +55,8 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // If the last poll found that the server had finished the statement: the start of the present silence.
+        // The start of the silence in which the last poll found the statement finished. If the next poll finds the
+        // same during the same silence, the answer is lost.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {
@@ -68,7 +68,7 @@ impl Watchdog {
                 sleep_until(due).await;
                 continue;
             }
-            // A poll that fails proves nothing about this connection.
+            // A failed poll proves nothing about this connection, so it does not count as finished.
             let is_done = matches!(self.is_at_work().await, Ok(false));
             let is_silent = self.answers.silent_since() == Some(since);
             if is_done && is_silent && done_in == Some(since) {

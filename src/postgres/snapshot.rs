@@ -97,8 +97,8 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// Returns the id of a new transaction, which has already ended. Every transaction that was open at this
-/// moment and had an id has a lower id.
+/// Returns the id of a new transaction, which has already ended. Every transaction that already had an id when this
+/// function was called has a lower id.
 ///
 /// # Errors
 /// Database errors.

@@ -89,9 +89,9 @@ impl Sql {
     }
 
     /// Makes the commits of this session return without waiting for synchronous standby servers. Otherwise a
-    /// missing standby server would block this session, and others would see the old values of its rows. Use
-    /// this only for values that never become smaller, such as progress. After a failover, such a value may
-    /// be older, which costs some work but loses nothing.
+    /// missing standby server would block the commits, and other sessions would keep seeing the old values. Use
+    /// this only for values whose loss is harmless, such as progress: a failover may bring back an older value,
+    /// which costs some work but loses no event.
     ///
     /// # Errors
     /// Database errors.

@@ -297,7 +297,8 @@ async fn a_login_is_bound_to_the_servers_certificate_in_both_kinds_of_session() 
             assert_eq!(opened.is_ok(), is_good, "{what}");
             if let Err(error) = opened {
                 assert_eq!(error.code(), Code::PostgresAuthentication, "{what}");
-                // If the server itself refuses the login, the error contains the server's message.
+                // Through the man in the middle, the server refuses the login, and the error has the server's
+                // message. Otherwise the client gives up, and the error has our hint.
                 let is_unbound = port != between;
                 assert_eq!(
                     error.hint_text() == CHANNEL_BINDING_HINT,

@@ -1,12 +1,12 @@
-//! Recovers from a lost slot without losing data. The recovery creates a new slot. It reads all unresolved rows
-//! that the new slot does not stream from the tables, publishes them, and then continues with the stream. If
-//! the slot itself is fine, and only its stream might have left out rows, the recovery keeps the slot.
+//! Recovers from a lost slot without losing data. The recovery creates a new slot, and reads from the tables every
+//! unresolved row that the new slot does not stream. It publishes these rows, and then continues with the stream.
+//! If the slot itself is fine, and only its stream might have left out rows, the recovery keeps the slot.
 //!
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
-//! - The relay writes a durable mark into `outbox.relay` before it changes anything, and removes
-//!   the mark when every row is resolved. A relay that starts in between continues or repeats the
-//!   recovery, and publishes only rows that may still be unresolved.
+//! - The relay writes a durable mark into `outbox.relay` before it changes anything, and removes the mark when
+//!   every row is resolved. A relay that finds the mark when it starts continues or repeats the recovery, and
+//!   publishes only rows that may still be unresolved.
 //! - The relay holds the slot from before it sends the first row until the end of the recovery, so there
 //!   is only one sender.
 //! - The relay reads the stream only after all rows from the tables are queued for their keys, so each key
@@ -17,8 +17,9 @@
 //! - The stream of a kept slot may contain rows that the recovery has read from the tables. The pipeline skips
 //!   these rows in the stream, and confirms no position until all of them have an outcome
 //!   (docs/adr/0041-recoveries-that-keep-the-slot.md).
-//! - The tables are read in short statements. Whenever a row is read, the recovery sends it only if the
-//!   slot's snapshot shows the transaction that inserted it.
+//! - The recovery reads the tables with many short statements, which also see rows that were inserted since the
+//!   recovery began. It sends a row only if the slot's snapshot shows the transaction that inserted the row. The
+//!   stream contains all other rows.
 //! - A first start that creates its slot is also a recovery. With `start = new` it usually reads no table,
 //!   because capturing begins with the slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
@@ -111,8 +112,8 @@ pub(crate) async fn start(
     let recorded = !subject.records.may_lack_records();
     let floors = subject.captured.iter().flat_map(|captured| {
         let record = &captured.record;
-        // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
-        // streamed rows below it are resolved, so use 0 instead.
+        // A floor that was never raised is the start of capturing. The stream may contain unresolved rows of older
+        // transactions, so such a floor counts as 0.
         let begins_at = record.since.as_ref().map(Snapshot::xmin);
         let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
         let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
@@ -140,7 +141,7 @@ pub(crate) async fn start(
     let (tell, told) = oneshot::channel();
     let seam = Seam::new(|steps| {
         tokio::spawn(async move {
-            // If the session has ended, nobody receives this.
+            // If the session has ended, nobody receives the step or the error.
             let _ = match recovery.run(&steps).await {
                 Ok(()) => {
                     let _ = tell.send(());
@@ -232,9 +233,10 @@ impl Recovery {
         Ok(())
     }
 
-    /// Waits until the kept slot has confirmed the position `end`. After `end`, the stream contains no row that
-    /// the recovery has read from the tables. If the recovery ended earlier, the next session could repeat some
-    /// of these rows from the stream, but not the rows in between that the stream has left out.
+    /// Waits until the kept slot has confirmed the position `end`. After `end`, the stream contains no row that the
+    /// recovery has read from the tables. If the recovery ended before and the relay crashed, the next session
+    /// would publish some rows of a key again from the stream, but not the rows between them that the stream has
+    /// left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {
@@ -258,8 +260,8 @@ impl Recovery {
                 .filter(|table| table.unreadable().is_some())
                 .map(|table| (table.oid, record.floor))
                 .collect();
-            // This recovery has read these former partitions, so the record forgets them. The auditor removes
-            // others.
+            // This recovery has read these former partitions, so their entries in the capture record end here. The
+            // auditor removes the other entries later.
             let left: Vec<u32> = of_table()
                 .filter(|table| table.rows().is_some() && record.unread.contains_key(&table.oid))
                 .map(|table| table.oid)
@@ -272,8 +274,8 @@ impl Recovery {
                 identity,
                 floor,
                 floor_seq: None,
-                // If all events have a record, the auditor compares the new partitions and then records
-                // them.
+                // Record the new partitions here only if published events may lack a record. Otherwise the auditor
+                // records them, after it has compared their rows with the dispatch rows.
                 partitions: records
                     .may_lack_records()
                     .then_some(&*captured.shape.partitions),
@@ -299,8 +301,9 @@ impl Recovery {
         Ok(())
     }
 
-    /// Publishes the rows of former partitions before all other rows. If there are more rows than the
-    /// recovery can remember, waits until all of them are resolved.
+    /// Publishes the rows of former partitions before all other rows. If there are more rows than the recovery can
+    /// remember, waits until all of them are resolved. With full records, the relay then recognises a copy of such
+    /// a row by its record.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],
@@ -336,7 +339,8 @@ impl Recovery {
         let point = self.point.clone();
         let window = ScanWindow {
             shown_by: Some(&point.snapshot),
-            // A kept slot streams the recovered rows again, so the recovery has to read and remember them.
+            // With a new slot, leave out rows that an earlier attempt of this recovery has resolved. A kept slot
+            // streams these rows again, so the recovery must read and remember them.
             without_recovered: point.repeated_before.is_none(),
             ..window
         };
@@ -344,7 +348,7 @@ impl Recovery {
         let (counter, metrics) = (&mut self.counter, &self.subject.metrics);
         let read = &mut self.read;
         let notes = &self.notes;
-        // The highest `seq` that was read. `i64::MIN` means no row, and then the progress of an earlier
+        // The highest `seq` that was read. If no row was read, this is `i64::MIN`, and the progress of an earlier
         // recovery stays.
         let mut highest = captured.shape.numbered().map(|_| i64::MIN);
         let reads = |ordinal, seq: i64| {

@@ -3,8 +3,8 @@
 //!
 //! The recovery reads each table in the order of `seq`. While it reads, it notes the position of the next event and
 //! the `seq` of the row. Once all events before that position have their outcome, the rows below that `seq` are
-//! resolved, and this module records it in `outbox.capture`. A row that has to wait for its outcome, for example for
-//! its topic, holds back this progress.
+//! resolved, and this module records the `seq` in `outbox.capture`. A row that has to wait for its outcome, for
+//! example for its topic, holds back this progress.
 //!
 //! If every event has a record, the records themselves are the progress.
 
@@ -183,12 +183,14 @@ impl ProgressWriter {
 
     async fn write(&self, sql: &Sql, note: ReadingNote) -> Result<()> {
         let captured = &self.captured[note.table];
-        // Leave out a partition that was detached in the meantime, because the recovery might not have read its rows.
+        // Record progress only for the partitions that the table has now. If a partition was detached in the
+        // meantime, the recovery might not have read its rows.
         let Some(now) = shape::read(sql, &self.tables[note.table]).await? else {
             return Ok(());
         };
-        // If the table was rewritten during a scan by ctid, the scan may have missed rows, so record no
-        // progress. The recovery itself notices the rewrite only at the end of the table.
+        // Record no progress if the recovery may have missed rows: the table was rewritten during a scan by ctid,
+        // or a partition was detached and attached again. The recovery itself notices a rewrite only at the end of
+        // the table.
         if now.was_rewritten_since(&captured.shape) || now.was_attached_again_since(&captured.shape)
         {
             return Ok(());

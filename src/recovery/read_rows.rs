@@ -44,7 +44,7 @@ impl RememberedIds {
 pub(super) struct ReadRows {
     /// The rows of former partitions.
     former: RememberedIds,
-    /// Whether the rows that are added now come from former partitions.
+    /// Whether the recovery is reading a former partition now. If so, `add` also stores the ids in `former`.
     reads_former: bool,
     /// All rows that were read, because the stream of a kept slot may contain them too. `None` if the slot is
     /// new.
@@ -79,7 +79,7 @@ impl ReadRows {
         }
     }
 
-    /// Sets whether the rows that are added from now on come from former partitions.
+    /// Sets whether the recovery reads former partitions from now on.
     pub(super) fn reads_former(&mut self, reads_former: bool) {
         self.reads_former = reads_former;
     }
@@ -102,8 +102,8 @@ impl ReadRows {
         self.former.lacks_some
     }
 
-    /// Returns the rows that the stream contains too, for the reader of the stream. `None` if the slot is new, because
-    /// the stream of a new slot contains none of these rows.
+    /// Returns the rows that the stream may contain too, for the reader of the stream. `None` if the slot is new,
+    /// because the stream of a new slot contains none of these rows.
     pub(super) fn take_repeated(&mut self) -> Option<RowsFromTables> {
         let sent = self.again.take()?;
         if sent.ids.lacks_some && sent.recorded.is_none() {
@@ -146,9 +146,9 @@ impl RowsFromTables {
         self.is_resolved = shown_by(&self.resolved);
     }
 
-    /// Whether the relay must skip the event, because the event is resolved, or because this session has read
-    /// it from a table. Also looks into `rows`: an event from a table without an outcome has no record, and its
-    /// id may be missing in the set of remembered ids.
+    /// Whether the relay must skip the event, because the event is resolved, or because this session has read it
+    /// from a table. Also looks into `rows`, because an event that is in flight has no record yet, and its id may
+    /// not have fitted into the set.
     pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
         self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

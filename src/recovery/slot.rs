@@ -69,18 +69,19 @@ impl RecoverySlot {
         Ok(())
     }
 
-    /// The snapshot with which the recovery reads the tables: it sees the rows of all transactions that this
-    /// snapshot shows. A new slot streams none of these transactions. A kept slot may stream some of them.
+    /// The snapshot with which the recovery reads the tables. The recovery publishes rows only of transactions that
+    /// this snapshot shows. A new slot streams none of these transactions. A kept slot may stream some of them.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.point.snapshot
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. There are no
-/// such rows if capturing began with the snapshot of this slot. The slot then streams every row that the
-/// snapshot does not show, and every other row was committed before capturing began. The exception is a table
-/// without `inserted_xid`. Some of its older rows count as new, and the recovery must publish them before the
-/// relay reads the stream.
+/// Whether the table may have rows that must be published and that the slot does not stream. There are no such rows
+/// if capturing began with the snapshot of this slot. The slot then streams every row that the snapshot does not
+/// show, and every other row was committed before capturing began. The exception is a table in which some rows have
+/// no `inserted_xid`. For such a row the recovery uses `xmin`, which may be a subtransaction, and a snapshot cannot
+/// tell whether a subtransaction had ended. So some older rows count as new, and the recovery must publish them
+/// before the relay reads the stream.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -104,8 +105,8 @@ pub(crate) async fn continued(
     );
     metrics.recoveries.get_or_create(&KindLabel { kind }).inc();
     let mut point = unfinished;
-    // An older version did not record whether the slot was kept. A slot that the recovery has created never
-    // streams commits before `consistent_point`, so this slot was kept.
+    // An older version did not record whether the recovery kept the slot. If the recovery had created the slot, the
+    // slot could not be before `consistent_point`. So a slot with an earlier position was kept.
     if point.repeated_before.is_none() && confirmed < point.consistent_point {
         point.repeated_before = Some(cluster::wal_end(sql).await?);
     }
@@ -115,9 +116,10 @@ pub(crate) async fn continued(
     })
 }
 
-/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open
-/// now have ended, because the stream may leave out some of their rows. For each row, PostgreSQL uses the
-/// publication as it was when the row was inserted. The stream contains all rows of every later transaction.
+/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open now
+/// have ended. PostgreSQL decodes each row with the publication as it was when the row was inserted, so the stream
+/// may leave out rows that these transactions inserted earlier. The stream contains all rows of every later
+/// transaction.
 ///
 /// # Errors
 /// `slot-busy` when an open transaction prevents it; database errors.
@@ -300,8 +302,8 @@ async fn drop_old(sql: &Sql, slot: &SlotName) -> Result<()> {
     Ok(())
 }
 
-/// Drops the slot that this session has created, because another slot captures the tables. No relay would
-/// read our slot, and the server would retain WAL for it.
+/// Drops the slot that this session has created, because another slot captures the tables. Otherwise the server
+/// would retain WAL for a slot that no relay reads.
 pub(crate) async fn discard(sql: &Sql, slot: &SlotName) {
     match slots::drop(sql, slot).await {
         Ok(()) => tracing::warn!(%slot, "dropped the new slot: another slot captures its tables"),

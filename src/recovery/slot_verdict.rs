@@ -29,7 +29,7 @@ const SLOT_UNPROVEN: &str = "slot-unproven";
 /// The facts when a session opens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OpeningFacts<'a> {
-    /// The relay's row, as an earlier session left it. `None` if no relay has served the slot.
+    /// The relay's row, as an earlier session left it. `None` if no relay has used the slot yet.
     pub(crate) earlier: Option<&'a EarlierSession>,
     /// The slot, which no session holds now. `None` if the slot does not exist.
     pub(crate) slot: Option<&'a Slot>,
@@ -77,8 +77,7 @@ pub(crate) enum SlotVerdict {
 }
 
 impl SlotVerdict {
-    /// Decides how the session begins. The caller has checked that this is the cluster that was served
-    /// before.
+    /// Decides how the session begins. The caller has checked that the relay's row comes from this cluster.
     pub(crate) fn of(facts: OpeningFacts<'_>) -> Self {
         let Some(earlier) = facts.earlier else {
             return first_start(facts);
@@ -132,8 +131,8 @@ impl SlotVerdict {
 pub(crate) enum RecoveryCause {
     /// A recovery was begun or requested, and has not ended.
     Unfinished(String),
-    /// No relay has served the slot yet. A recovery is needed because there is no slot, or because the
-    /// existing rows must be published too (`start = all`).
+    /// No relay has used the slot yet. A recovery is needed because there is no slot, or because the existing rows
+    /// must be published too (`start = all`).
     FirstStart(Start),
     /// A new table is captured from now on, and its existing rows must be published too (`start = all`).
     TableAdded,
@@ -144,23 +143,24 @@ pub(crate) enum RecoveryCause {
     SlotMissing,
     /// The server has invalidated the slot, or has removed WAL that the slot needed.
     SlotLost(Health),
-    /// The slot's position is ahead of `recorded`. This is the final position that the last session recorded,
-    /// or, if no relay has served the slot yet, the position at which capturing began.
+    /// The slot's position is ahead of `recorded`. `recorded` is the final position that the last session recorded.
+    /// If no relay has used the slot yet, `recorded` is the position at which capturing began.
     SlotRecreated { recorded: Lsn, found: Lsn },
     /// The server's WAL ends before the last confirmed position.
     WalMissing { recorded: Lsn, server: Lsn },
     /// The publication was altered. This matters only if published events may lack a record, because the
     /// relay then cannot distinguish events that the stream left out from delivered events.
     PublicationChanged,
-    /// The relay cannot prove that this is the slot that it served before, so the stream may have left events
-    /// out. This matters only if published events may lack a record, as with `PublicationChanged`.
+    /// The relay cannot prove that this is the slot from which it streamed before, so the stream may have left
+    /// events out. This matters only if published events may lack a record, as with `PublicationChanged`.
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
 /// Recovers with the present slot if that is possible, and otherwise with a new slot.
 fn keep(reason: RecoveryCause, facts: OpeningFacts<'_>) -> SlotVerdict {
     let position = facts.slot.and_then(|slot| slot.confirmed_flush_lsn);
-    // A slot beyond the end of the WAL would skip the events that are committed up to its position.
+    // Keep no slot whose position is beyond the end of the WAL: it would skip the events that are committed up to
+    // that position.
     let position = position.filter(|confirmed| *confirmed <= facts.server_lsn);
     match position.filter(|_| facts.cluster.streams_all_after_an_alter()) {
         Some(confirmed) => SlotVerdict::Keep { confirmed, reason },
@@ -168,7 +168,7 @@ fn keep(reason: RecoveryCause, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for a slot that a relay has served before, as if no recovery were unfinished.
+/// Decides for a slot that a relay has used before. Ignores an unfinished recovery; the caller handles that.
 fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     let Some(recorded) = earlier.confirmed_lsn else {
         return first_start(facts);
@@ -197,9 +197,8 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
 }
 
 /// Decides for the case that published events may lack a record. A row without a record might then have been
-/// published, so an audit cannot find missed rows. The relay therefore streams only if the publication is
-/// unchanged. In addition, the slot must not be ahead of the recorded position, unless it passes
-/// [`is_proven`].
+/// published, so an audit cannot find missed rows. The relay therefore streams only if the publication and the
+/// timeline are unchanged, and the slot is not ahead of the recorded position or passes [`is_proven`].
 fn without_records(
     earlier: &EarlierSession,
     recorded: Lsn,

@@ -1,5 +1,5 @@
-//! Logs once per process to which server the relay is connected. What it runs with is in the first line of the
-//! log, before any connection (`cli::run`).
+//! Logs once per process to which server the relay is connected. The relay's version and settings are in an earlier
+//! line, which `cli::run` logs before any connection.
 
 use std::sync::Once;
 

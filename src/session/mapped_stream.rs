@@ -1,9 +1,9 @@
 //! Reads, decodes and maps the stream of a slot, but neither publishes nor records the events. For
 //! benchmarks.
 //!
-//! This is a session that ends after the mapping. It uses the same replication session, decoder, mappers
-//! and watermark as `pipeline`, in the same way. With this session, `cargo xtask bench` separates the
-//! cost of reading from the cost of delivery, and measures other publishers in place of ours.
+//! This session uses the same replication session, decoder, mappers and watermark as `pipeline`, in the same way,
+//! but stops after the mapping. With this session, `cargo xtask bench` separates the cost of reading from the cost
+//! of delivery, and measures other publishers in place of ours.
 //!
 //! Each event counts as resolved as soon as the caller has it. Nothing here watches the publication or
 //! prevents a second relay, so none of the relay's guarantees hold.

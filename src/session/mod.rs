@@ -69,8 +69,8 @@ use crate::traces::Traces;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Time after which a relay without a stream writes an unchanged condition again. Short, because only these
-/// writes show the commands that a relay without a stream still runs.
+/// Time after which a relay without a stream writes an unchanged condition again. Short, because commands such as
+/// `postrider status` know only from these writes that such a relay still runs.
 const REWRITE_AFTER: Duration = Duration::from_secs(5);
 
 /// Time limit for recording in `outbox.relay` why there is no session. Short, because the next session begins
@@ -149,7 +149,8 @@ impl SessionRunner {
             _ = shutdown.wait_for(|stop| *stop) => return Ok(()),
             fits = start_check::settings_fit_the_tables(&self.settings) => match fits {
                 Ok(Some(earlier)) => {
-                    // The first session will probably fail in the same way as the previous relay.
+                    // The first session begins on probation, because it will probably fail in the same way as the
+                    // previous relay.
                     probation = run::SHORTEST_PROBATION;
                     self.state.ended_before(earlier);
                 }
@@ -177,8 +178,8 @@ impl SessionRunner {
             }
             probation = life.next_probation().unwrap_or(probation);
             if life.lived.is_some() {
-                // The session has cleared the condition in the relay's row, so write the next one even if its
-                // code is the same as before.
+                // The session has cleared the condition in the relay's row, so write the new condition even if its
+                // code is the same as that of the last one.
                 said = None;
                 if probation.is_zero() {
                     pause = FIRST_PAUSE;

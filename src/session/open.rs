@@ -52,8 +52,8 @@ pub(super) type SideTasks = (Supervisor, Auditor);
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot of a recovery. The recovery reads the rows that this slot does not stream from the tables, and
-    /// publishes them. `None` if no recovery is needed.
+    /// The slot of the recovery, which publishes from the tables the rows that this slot does not stream. `None` if
+    /// no recovery is needed.
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,
@@ -272,7 +272,7 @@ impl SessionRunner {
         let mut source = opened
             .map_err(Error::from)
             .map_err(|error| match error.code() {
-                // The slot was usable a moment ago. The next session checks it again.
+                // The slot was usable a moment ago, so somebody has changed it. The next session checks it again.
                 Code::SlotMissing | Code::SlotLost => changed().caused_by(error),
                 _ => error,
             })?;

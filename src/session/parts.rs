@@ -46,10 +46,10 @@ pub(super) fn streamed(
         .collect()
 }
 
-/// Returns the fingerprint with which the first session compares the publication. Each capture record
-/// contains the fingerprint from the time when the capture of its table began. If one of these differs from
-/// the current fingerprint, this function returns the older one, so that the session audits the tables.
-/// Otherwise it returns the current fingerprint.
+/// Returns the fingerprint of the publication for the relay's row. Each capture record contains the fingerprint
+/// from the time when the capture of its table began. If one of these differs from the current fingerprint, this
+/// function returns the older one. The auditor then finds that the publication has changed, and audits the tables.
+/// Otherwise this function returns the current fingerprint.
 pub(super) fn as_captured<'a>(captured: &'a [Captured], now: &'a PublicationState) -> &'a str {
     let mut before = captured
         .iter()

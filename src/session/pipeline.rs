@@ -157,8 +157,8 @@ impl Pipeline {
         }
     }
 
-    /// Sends the queued events before the session ends with an error. These events came before the event that
-    /// has caused the error.
+    /// Sends the events in the queues before the session ends with an error. These events precede the event that
+    /// has caused the error, so the error need not hold them up.
     fn send_what_came_before(&mut self) {
         let now = Instant::now();
         if !self.source.lease_is_over() {
@@ -346,9 +346,9 @@ impl Pipeline {
         self.intake.refuse_incomplete(relation, &now)
     }
 
-    /// Returns an error, which ends the session, if the relation is the table that has this name now. Returns
-    /// no error for a dropped table. The next session claims the new table, and thereby decides which event
-    /// ids its rows get.
+    /// Handles a relation that has the name of a captured table, but that this session has not claimed. Ends the
+    /// session with an error if the table was created again: the next session claims the new table, and so decides
+    /// its rows' event ids. Returns no error for a dropped table, whose rows can be mapped.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         if !table::is_current_apart(self.source.target(), described).await? {
@@ -362,8 +362,8 @@ impl Pipeline {
         Err(Error::new(Code::SlotBusy, what).hint(hint))
     }
 
-    /// Waits for the requests in flight, records their outcomes and confirms them. Starts no new
-    /// requests. Returns the last confirmed position.
+    /// Waits for the requests in flight, records their outcomes, and confirms the position that they allow. Starts
+    /// no new requests. Returns the last confirmed position.
     pub(super) async fn drain(self, limit: Duration) -> Confirmable {
         let Self {
             delivery,

@@ -28,7 +28,7 @@ pub(super) struct SlotFacts<'a> {
     pub(super) slot: Option<&'a Slot>,
     /// Fingerprint of the publication. An earlier step has checked the publication.
     pub(super) publication: &'a str,
-    /// The relay's row as an earlier session left it. `None` if no relay has served the slot.
+    /// The relay's row as an earlier session left it. `None` if no relay has used the slot yet.
     pub(super) earlier: Option<EarlierSession>,
     /// The end of the server's WAL.
     pub(super) server_lsn: Lsn,
@@ -59,7 +59,7 @@ impl<'a> SlotFacts<'a> {
         })
     }
 
-    /// Warns if the server was promoted since the slot was last served.
+    /// Warns if the server was promoted since the last session on this slot.
     pub(super) fn log_failover(&self) {
         let now = self.cluster.timeline;
         let earlier = self.earlier.as_ref();
@@ -81,7 +81,7 @@ pub(super) struct Decision {
     /// The error with which the relay stops, if the slot is lost or was replaced and `slot_on_loss` is `stop`.
     pub(super) stop: Option<Error>,
     pub(super) records: RecordKeeping,
-    /// Whether no relay has ever served the slot, apart from an interrupted first start.
+    /// Whether no relay has ever used the slot, apart from an interrupted first start.
     pub(super) is_first: bool,
 }
 

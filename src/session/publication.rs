@@ -67,8 +67,9 @@ impl PublicationCheck {
     }
 }
 
-/// Returns an error if a table is published only through its schema. If published events get no record, the
-/// relay would not notice that the publication left such a table out for a while.
+/// Returns an error if a table is published only through its schema. Such a table can leave the publication and
+/// come back without a trace in the catalogue. If published events get no record, only such a trace would tell the
+/// relay that the stream has left out rows.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

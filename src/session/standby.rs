@@ -57,7 +57,7 @@ impl FreeSlot {
         let mut observe = |slot: &Slot| wait.observe(slot);
         sql.limit_statements(QUERY_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
-        // Reset the timeout even if there is no slot, because a recovery then uses this SQL session.
+        // Reset the timeout whatever the result: the next steps use this SQL session, even if there is no slot.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         views.1.slot_health.set(None);
         views.1.troubles.opening_continues();
@@ -168,8 +168,8 @@ impl Wait<'_> {
     }
 }
 
-/// Whether a session of the relay `instance` holds the slot. Compares only the part of the name after the
-/// host name, because PostgreSQL replaces bytes that are not ASCII.
+/// Whether a session of the relay `instance` holds the slot. Compares only the part of the name after the host
+/// name, because PostgreSQL replaces bytes of the host name that are not ASCII.
 fn is_ourselves(holder: &Holder, instance: &str) -> bool {
     let process = |name: &str| name.rsplit('/').next().map(str::to_owned);
     let name = holder.application_name.as_deref();

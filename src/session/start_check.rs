@@ -39,7 +39,7 @@ async fn connected(settings: &Settings) -> Result<Sql> {
     connect(settings.database()?, "postrider", STATEMENT_TIMEOUT).await
 }
 
-/// Returns the trouble of a relay that has stopped with this condition.
+/// Returns the trouble that stopped the previous relay, if `said` is the condition of a stopped relay.
 fn ended_with(said: Condition) -> Option<Trouble> {
     let lasted = Duration::try_from_secs_f64(said.for_seconds).ok()?;
     (said.state == State::Broken).then_some(())?;

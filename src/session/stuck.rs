@@ -48,9 +48,9 @@ impl StuckPositions {
         }
     }
 
-    /// Whether PostgreSQL has failed to decode at a new position, different from that of the last failure.
-    /// Remembers the position. After the first failure at a position the relay only retries, because a single
-    /// internal error may be temporary.
+    /// Whether `ended` is a failure of PostgreSQL to decode, at another position than the last such failure.
+    /// Remembers the position. After the first failure at a position, the next session streams from the same slot
+    /// again, because the failure may be temporary. After the second, the relay marks the slot for recovery.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -58,7 +58,8 @@ impl StuckPositions {
     }
 }
 
-/// Returns the error with which a stuck session ends if the next session only retries.
+/// Returns the error with which a stuck session ends if the slot is not marked for recovery. The next session
+/// streams from the same slot again.
 pub(super) fn retry(ended: &Error) -> Error {
     session_end_before_retry(ended, ended.what().to_owned())
 }

@@ -39,9 +39,8 @@ use lag_trend::LagTrend;
 use standby_slots::StandbySlots;
 pub(super) use supervision::Supervision;
 
-/// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. Rows that are inserted
-/// while the publication is wrong must later be read from the table. With a short pause, there are few such
-/// rows.
+/// Pause between two polls. The pause is shorter if `wal_sender_timeout` is below 40 s. The pause is short, because
+/// the stream leaves out rows while the publication is wrong, and operators should learn of that soon.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Identifies, in the throttled log, the warning that the publication does not cover all rows.
 const NOT_STREAMED: (&str, Code) = ("rows are not streamed", Code::PublicationDrift);
@@ -261,9 +260,9 @@ impl Watcher {
             let health = health_of(&slot, self.subject.origin, oldest);
             self.metrics.slot_health.set(Some(health));
             let delivered = self.metrics.delivered();
-            // Write only when something was delivered, so that an idle relay writes nothing. Also write
-            // only if our walsender reads the slot, because otherwise somebody may have recreated the
-            // slot.
+            // Record the confirmed position only after a delivery, so that an idle relay writes nothing. Also
+            // require that our walsender reads the slot. Otherwise somebody may have recreated the slot, and its
+            // position would not be ours.
             let is_ours = slot.active_pid == Some(*walsender);
             let has_failover = slot.failover == Some(true);
             let standby_slots = &mut self.standby_slots;
@@ -304,7 +303,8 @@ impl Watcher {
             return;
         }
         let condition = condition.is_written().then_some(condition);
-        // The dispatch writer writes only while it has a connection, so ask it again after each poll.
+        // Without an SQL session, ask the dispatch writer again after each poll, because it may have had no
+        // connection when it was last asked.
         let asks_writer = self.sql.is_none() && occasion == Occasion::Poll;
         if !asks_writer && self.has_said(condition.as_ref(), occasion) {
             return;
@@ -326,9 +326,9 @@ impl Watcher {
         }
     }
 
-    /// Whether the condition that was last written still describes `now`, so that no write is needed. At a
-    /// look, it is enough that state and code are the same. At a poll, everything except figures must be the
-    /// same, and the last write must be recent.
+    /// Whether the condition that was last written still describes `now`, so that no write is needed. For
+    /// [`Occasion::Look`], it is enough that state and code are the same. For [`Occasion::Poll`], everything except
+    /// figures must be the same, and the last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

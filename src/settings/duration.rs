@@ -20,7 +20,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         .parse()
         .map_err(|_| "write a number and a unit, such as 30d".to_owned())?;
     let millis = number.checked_mul(millis);
-    // At most 1,000 years, so that later arithmetic with timestamps cannot overflow.
+    // Accept at most 1,000 years, so that later arithmetic with timestamps cannot overflow.
     let millis = millis.filter(|millis| *millis <= 1_000 * 365 * 86_400_000);
     millis
         .map(Duration::from_millis)

@@ -65,8 +65,8 @@ impl SettingsText<'_> {
         })
     }
 
-    /// Refuses connection strings among the values of a section, at any depth, because later errors show the
-    /// value.
+    /// Refuses connection strings with passwords among the values of a section, at any depth, because later errors
+    /// show these values.
     fn refuse_passwords(&self, value: &Spanned<DeValue<'_>>) -> Result<()> {
         match value.get_ref() {
             DeValue::String(text) if may_contain_password(text) => {
@@ -132,8 +132,8 @@ fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     section.iter().find_map(|(name, value)| {
         let name = name.get_ref();
         if let Some(inner) = value.get_ref().as_table() {
-            // The values of a section [tables.columns] are not within the span of the name `columns`,
-            // so search the values.
+            // The span of a section such as [tables.columns] does not include its values, so search the values
+            // themselves.
             return setting_at(inner, span).map(|inner| format!("{name}.{inner}"));
         }
         let is_in = value.span().start <= span.start && span.end <= value.span().end;

@@ -225,7 +225,8 @@ impl Layers {
     }
 }
 
-/// Whether Kubernetes sets this variable for a Service named `postrider`.
+/// Whether `name`, a variable without its prefix `POSTRIDER_`, is one that Kubernetes sets for a Service named
+/// `postrider`.
 fn is_service_link(name: &str) -> bool {
     name == "port" || name.starts_with("port_") || name.starts_with("service_")
 }

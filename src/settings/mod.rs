@@ -292,7 +292,7 @@ fn endpoint(layers: &Layers) -> Result<Endpoint> {
     }
     let service = layers.text("pubsub_endpoint");
     match service.parse::<hyper::Uri>() {
-        // A user and password in the URL would have no effect, and would appear in error messages.
+        // Accept no user and password in the URL: they would have no effect, and would appear in error messages.
         Ok(uri)
             if matches!(uri.scheme_str(), Some("http" | "https"))
                 && uri.host().is_some()

@@ -129,8 +129,7 @@ mod tests {
     use super::*;
     use crate::mapping::{ColumnSettings, TableSettings};
 
-    /// A deserializer without data. It fails with an error whose text lists the fields of the struct to be
-    /// deserialized.
+    /// A deserializer that always fails. The text of its error lists the fields of the struct to be deserialized.
     struct FieldNames;
 
     impl<'de> Deserializer<'de> for FieldNames {

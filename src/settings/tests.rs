@@ -327,8 +327,8 @@ const CONNECTION_STRINGS: [&str; 7] = [
     "relay:hunter2@db/shop",
 ];
 
-/// Checks that `loaded` is an error that does not show the password. Only settings that may contain any text
-/// may load without an error. `place` names the setting.
+/// Checks that loading failed with an error that does not show the password. `place` names the setting. Settings
+/// that accept any text may also load without an error.
 fn assert_hidden(loaded: Result<Settings>, place: &str) {
     let Err(error) = loaded else {
         let may_be_any_text = ["password_command", "http_token"];

@@ -45,9 +45,9 @@ const ADD_XIDS: &str = "\
     UPDATE outbox.capture SET has_inserted_xid = true, added_xids = $2::text[]::xid8[] \
     WHERE identity = $1";
 
-/// Gives tables to slot `$2`. If the previous owner did not record published events, some rows below the floor
-/// might lack a record. In that case the statement raises `recorded_from` to the floor, so that the new owner
-/// knows that records may be missing.
+/// Gives tables to slot `$2`. If the previous owner did not record published events, rows below the floor may
+/// lack a record. The statement then raises `recorded_from` to the floor, to tell the new owner that records
+/// of these rows may be missing.
 const TAKE_OVER: &str = "\
     UPDATE outbox.capture c SET slot = $2, since_lsn = NULL, \
         recorded_from = CASE WHEN EXISTS ( \
@@ -83,10 +83,11 @@ pub(crate) struct CaptureRecord {
     /// The OIDs of the table's partitions when the capture began, or when an audit or a recovery last
     /// recorded them, ascending and separated by commas. `None` if they are unknown.
     pub(crate) partitions: Option<String>,
-    /// Whether the table has the column `inserted_xid` by now.
+    /// Whether the table has the column `inserted_xid`.
     pub(crate) has_inserted_xid: bool,
-    /// The values of `inserted_xid` in rows that are older than the column: the transactions that added it.
-    /// Empty unless the column was added after the capture began.
+    /// The transactions that added the column `inserted_xid`. Rows that are older than the column have one of
+    /// these transactions as their `inserted_xid`, not the transaction that inserted them. Empty unless the
+    /// column was added after the capture began.
     pub(crate) added_xids: Vec<u64>,
     /// A transaction number. All rows of older transactions are resolved, but some of them may have been
     /// published without a record. So a missing record says nothing about these rows.
@@ -100,8 +101,8 @@ pub(crate) struct CaptureRecord {
     pub(crate) since_lsn: Option<Lsn>,
     /// The suffixes in event ids, which distinguish the physical tables that have had this identity.
     pub(crate) id_suffixes: IdSuffixes,
-    /// The OIDs of former partitions, and of physical tables that were the captured table before. These
-    /// tables may still have unresolved rows.
+    /// The OIDs of tables that no longer belong to the captured table, but may still have unresolved rows:
+    /// former partitions, and physical tables that were the captured table before.
     pub(crate) detached: Vec<u32>,
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.

@@ -20,7 +20,8 @@ pub(crate) const FUNCTIONS: [&str; 3] = [
     "outbox.drop_day(oid, date)",
 ];
 
-/// Returns dates as text, so that their format does not depend on the settings of the SQL session.
+/// Selects the days that need a partition. The days are text, so that their format does not depend on the
+/// settings of the SQL session.
 const MISSING: &str = "\
     select to_char(m.day, 'YYYY-MM-DD') from outbox.missing_days() m (day) order by m.day";
 
@@ -178,8 +179,8 @@ pub(crate) async fn has_quarantined(sql: &Sql, is_record_of_row: &str) -> Result
     Ok(sql.query_one(&statement, &[]).await?.get(0))
 }
 
-/// Drops a locked day, and commits. The statements are sent in one message, so that no insert waits for a
-/// network round trip.
+/// Drops a locked day, and commits. Inserts wait from the drop until the commit, so both statements are sent in
+/// one message, without a network round trip between them.
 ///
 /// # Errors
 /// Database errors, for example because another session holds a lock. The day then stays locked

@@ -88,7 +88,8 @@ pub(crate) async fn missing_grants(
     });
     let needs: Vec<TableNeed> = captured.chain(own).collect();
     let mut grants = privileges::missing_grants(sql, &needs).await?;
-    // Without the right to use the schema, PostgreSQL does not look up the functions in it.
+    // Without the right to use the schema, we cannot check the privileges on its functions: PostgreSQL does not
+    // look them up.
     if grants.iter().any(|grant| grant.starts_with("GRANT USAGE")) {
         return Ok(grants);
     }

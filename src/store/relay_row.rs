@@ -35,19 +35,20 @@ const SELECT: &str = "\
         recovery_repeated_before \
     FROM outbox.relay WHERE slot = $1";
 
-/// Records that this relay serves the slot. If the mode is `exceptions`, makes this durable before anything is
-/// delivered. Only the auditor or a recovery switches back to `full`, once all events delivered without a row
-/// are below the floor.
+/// Records that this relay has taken the slot. A session with the mode `exceptions` records this mode before it
+/// publishes anything. Only the auditor or a recovery changes the mode back to `full`, once all events that were
+/// published without a row are below the floor.
 ///
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
 /// the auditor compares all rows.
 ///
-/// If `$6` is false and another publication is recorded, the statement records `'wrong'` instead, before the
-/// session confirms anything. Otherwise rows could be lost: this session might ignore some rows and stop before
-/// its first audit. A later session with the earlier settings would find its own publication still recorded,
-/// and would not look for these rows. The value `''` means that a check has found a fault in the publication.
-/// `'wrong'` replaces `''` too. An audit or a recovery later replaces `'wrong'`, but keeps a `''` that is
-/// recorded in the meantime.
+/// If `$6` is false and another publication is recorded, the statement replaces it by `'wrong'`, before the
+/// session confirms anything. Otherwise rows could be lost: this session might not receive some rows, and stop
+/// before its first audit. A later session with the earlier settings would find its own publication recorded,
+/// and would not look for these rows.
+///
+/// `'wrong'` also replaces `''`, which means that a check has found a fault in the publication. The next audit
+/// replaces `'wrong'`, but keeps a `''` that is recorded during the audit.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -65,26 +66,26 @@ const TAKE: &str = "\
                     THEN 'wrong' END, \
                 relay.audited_publication, excluded.audited_publication) END";
 
-/// Writes the confirmed position. Changes nothing once the session has recorded its final position, so that a
-/// late update cannot overwrite the final one.
+/// Writes the confirmed position. Changes nothing once the session has recorded its final position, so that no
+/// late update overwrites the final position.
 const UPDATE: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, updated_at = now() \
     WHERE slot = $1 AND NOT confirmed_is_final";
 
-/// Prepares the row for a move of the slot by an operator. An unfinished recovery relies on events that the
-/// moved slot no longer streams. So the statement clears `recovery_lsn`, which makes that recovery start
-/// again. `$2` is the slot's position before the move. It is recorded only with `dispatch = exceptions`,
-/// because only this mode needs it.
+/// Prepares the row for a move of the slot by an operator. The moved slot may no longer stream events that an
+/// unfinished recovery relies on. So the statement clears `recovery_lsn`, and the recovery begins again. With
+/// `dispatch = exceptions` the statement also records `$2`, the slot's position before the move, as the final
+/// confirmed position, by which the next session notices the move.
 const WRITE_LEFT: &str = "\
     UPDATE outbox.relay SET recovery_lsn = NULL, recovery_snapshot = NULL, updated_at = now(), \
         confirmed_lsn = CASE dispatch WHEN 'exceptions' THEN $2 ELSE confirmed_lsn END, \
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot. The second case lets a
-/// relay report why it cannot open its first session. The reader is our own session if its `application_name`
-/// ends like `$2`. (PostgreSQL replaces some characters of a host name, so only the end is compared.) A relay
-/// with nothing to report passes NULL. If the row already has NULL, nothing is written.
+/// Writes the condition if the row is still ours, or if no other relay reads the slot. Without the second case, a
+/// relay could not report why it cannot open its first session. A reader of the slot is our own session if its
+/// `application_name` ends like `$2`. Only the ends are compared, because PostgreSQL replaces some characters of a
+/// host name. A relay with nothing to report passes NULL, which is not written if the row already has NULL.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \
@@ -101,8 +102,8 @@ const WRITE_PRUNING: &str = "\
     UPDATE outbox.relay SET pruned_at = now(), pruning = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $2::text ELSE $3::text END)::jsonb WHERE slot = $1";
 
-/// Writes the final confirmed position. Changes nothing if the row belongs to another relay by now, because
-/// that relay may have taken the slot in the meantime.
+/// Writes the final confirmed position. Changes nothing if another relay has taken the slot in the meantime,
+/// because the row then has the position of that relay.
 const WRITE_FINAL: &str = "\
     UPDATE outbox.relay SET confirmed_lsn = $2, confirmed_is_final = true, updated_at = now(), \
         condition = NULL, condition_at = NULL \
@@ -152,8 +153,8 @@ pub(crate) struct EarlierSession {
     pub(crate) publication: Option<String>,
 }
 
-/// A recovery that has created or kept its slot but has not finished. Every new recovery mark deletes these
-/// values, because the next recovery must then start again.
+/// What a later session needs to continue an unfinished recovery with the same slot. A new recovery mark deletes
+/// these values from the row, so that the next session begins the recovery again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unfinished {
     /// Every transaction that is not visible in `snapshot` commits after this position. If the recovery has
@@ -358,8 +359,8 @@ pub(crate) async fn write_final(
     Ok(())
 }
 
-/// Records that the relay may continue with the slot on this cluster. The caller has made sure that every
-/// row in the captured tables has an outcome.
+/// Records that the relay may continue with the slot on this cluster. Before the call, the caller makes sure
+/// that every row in the captured tables has an outcome.
 pub(crate) async fn keep_slot(
     sql: &impl GenericClient,
     slot: &SlotName,

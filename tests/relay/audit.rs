@@ -18,8 +18,8 @@ const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Inserts rows whose keys begin with `prefix`. Rows of a gap need a prefix of their own, because the
-/// relay publishes them later than streamed rows.
+/// Inserts rows whose keys begin with `prefix`. Rows of a gap need keys of their own: the relay publishes
+/// them after later rows from the stream, so a shared key would be out of order.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(
@@ -72,7 +72,8 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     insert_orders(&database, 20, 5).await;
     database.wait_until_audited().await;
     database.execute(OUT).await;
-    // The auditor reads in insertion order, so it reads many small rows before the large rows.
+    // The auditor reads these small rows first, and asks for more rows in each statement. With that number,
+    // a statement must not read all the large rows, which come next, into memory.
     insert(&database, "a", 300).await;
     database
         .execute(&format!(
@@ -113,7 +114,7 @@ async fn no_idle_position_is_confirmed_between(break_it: &str, found: &str, repa
     database.wait_until_confirmed().await;
     let breaker = harness::connect(&database.url).await;
     breaker.batch_execute(break_it).await.unwrap();
-    // Wait for the second check, because by then the session knows the result of the first check.
+    // Wait for the second failed check. By then, the session knows that the first check has failed.
     eventually("the relay has checked twice", || async {
         (relay.log().matches(found).count() >= 2).then_some(())
     })
@@ -265,8 +266,9 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     relay.stop().await;
 }
 
-/// The proxy delays all answers, so the stream fails on the stuck slot before the relay learns
-/// whether its own session holds the slot.
+/// The proxy delays all answers. The stream therefore ends at the row that PostgreSQL cannot decode before
+/// the relay has finished opening its session. The relay must report this cause, and not that somebody has
+/// changed the slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_with_a_slow_connection_notices_a_stuck_slot() {
     let database = Database::private().await;

@@ -79,8 +79,8 @@ async fn wait_until_pruned(database: &Database) {
                  WHERE w.seq <= {last})"
     );
     eventually("old rows and records are deleted", || async {
-        // A checkpoint writes the running transactions to the WAL, which lets `restart_lsn` advance.
-        // `prune` needs this.
+        // `prune` deletes only what lies below `restart_lsn`. A checkpoint writes the running transactions
+        // to the WAL, which lets `restart_lsn` advance.
         database.execute("CHECKPOINT").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         (database.number(&left).await == 0).then_some(())
@@ -257,7 +257,7 @@ async fn only_the_relay_that_holds_the_slot_prunes_and_its_successor_continues()
         let rows = metric(&ports[port], "postrider_rows_pruned_total kind=\"outbox\"").await;
         rows.unwrap_or_default()
     };
-    // The relay counts the rows after they are gone.
+    // The metric rises only after the rows are deleted, so wait for the metric.
     let has_pruned = async |port: usize, rows: f64| {
         eventually("the relay counts its deleted rows", async || {
             (pruned(port).await >= rows).then_some(())

@@ -23,8 +23,8 @@ pub(crate) fn check(website: &Path) -> Result<usize, String> {
         .collect();
     let (mut checked, mut broken) = (0, Vec::new());
     for (page, html) in &pages {
-        // The links of mdBook's 404 page start at the root of the website, so they cannot be
-        // checked.
+        // Skip mdBook's 404 page, because `target` does not support the tag `<base href="/">` with which
+        // browsers resolve its links.
         if page.ends_with("404.html") {
             continue;
         }

@@ -237,8 +237,8 @@ impl Book {
         Ok(())
     }
 
-    /// Creates the page for a link to a folder outside the book: a list of the folder's files.
-    /// Copies these files.
+    /// Copies the files of a folder outside `docs/`, and creates a page that lists them. Links to the
+    /// folder lead to this page.
     fn listing(&self, folder: &Path) -> Result<(), String> {
         let to = self.source.join(folder);
         let index = to.join("index.html");

@@ -40,7 +40,7 @@ pub const FIXED: [&str; 8] = [
 /// sets it.
 pub const CONTENT_TYPE: &str = "content-type";
 
-/// The version of CloudEvents, in binary mode.
+/// The version of CloudEvents. Only the envelope `cloudevents-binary` adds the attributes `ce-*`.
 pub const CE_SPECVERSION: &str = "ce-specversion";
 /// CloudEvents' `id`: the same as [`EVENT_ID`].
 pub const CE_ID: &str = "ce-id";

@@ -5,10 +5,10 @@
 //! inserted_xid)`, read as a uuid. This uuid is the same on every run, and differs between tables. In SQL,
 //! `outbox.event_uuid('schema.table', id, inserted_xid)` computes the same uuid.
 //!
-//! The transaction is part of the hash, because a table that was dropped and created again may number its
-//! rows from 1 again. If the transaction is unknown, for example because the table has no such column, only
-//! the name and the id are hashed. If the table was created again, the name is then `schema.table@OID`
-//! ([`TableIdentity::with_suffix`]).
+//! A table that was dropped and created again may number its rows from 1 again. The transaction in the hash
+//! gives the new rows other uuids than the old rows. If the transaction is unknown, for example because the
+//! table has no column `inserted_xid`, a suffix of the name distinguishes the tables: the hash of a row in the
+//! new table is `md5('schema.table@OID:' || id)` ([`TableIdentity::with_suffix`]).
 //!
 //! Whether an id is hashed depends only on the column's type, never on the value, so that Rust and SQL always
 //! agree.
@@ -31,8 +31,8 @@ pub struct TableIdentity {
 }
 
 impl TableIdentity {
-    /// Creates the identity of a table from its name. This is the current name, or the name under
-    /// which the table was first captured.
+    /// Creates the identity of a table. For a captured table, the name is the one under which the
+    /// table was first captured. For any other table, it is the current name.
     pub fn new(schema_and_table: &str) -> Self {
         Self {
             name: schema_and_table.into(),
@@ -41,9 +41,9 @@ impl TableIdentity {
         }
     }
 
-    /// Names the transactions that added the column `inserted_xid` to the table. In all rows that are older
-    /// than the column, PostgreSQL shows one of these transactions as the value of the column. So the
-    /// transaction that really inserted such a row is unknown.
+    /// Sets the transactions that added the column `inserted_xid` to the table. PostgreSQL fills a new column
+    /// in the existing rows with the transaction that added the column. So the transaction that really inserted
+    /// such a row is unknown.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {

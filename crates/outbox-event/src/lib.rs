@@ -43,8 +43,8 @@
 //! `docs/reference/mapping.md` describes the same contract in prose.
 //!
 //! **Invariants.** This crate contains plain values and pure functions, without PostgreSQL and
-//! without Pub/Sub. Names and ids never change, because messages live longer than programs. New
-//! versions only add to them.
+//! without Pub/Sub. A new version may add names, but never changes a name or the id of a row,
+//! because messages live longer than programs.
 //!
 //! **Not here:** how a row becomes a message, whether a row fits into a message, and how a message is
 //! sent.

@@ -17,9 +17,9 @@ fn has_password_pair(text: &str) -> bool {
     rests.any(|(at, word)| text[at + word.len()..].trim_start().starts_with('='))
 }
 
-/// Whether the text is the URL of a PostgreSQL database, or another URL with a login. A PostgreSQL URL counts
-/// even if no login can be found in it, because a password that is not percent-encoded may contain any
-/// character, and the `@` after it may be missing.
+/// Whether the text is the URL of a PostgreSQL database, or another URL with a login. Every PostgreSQL URL
+/// counts, even if no login is found in it. The URL may contain a password all the same, for example if the
+/// author forgot the `@` after the password.
 fn is_url_with_login(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once("://") else {
         return false;

@@ -1,8 +1,8 @@
 //! The body of a request: one gRPC message, as a sequence of parts.
 //!
 //! Small messages are copied into a common part, because an additional part costs more than the copy. A large
-//! message is a part of its own and is not copied here. So the whole message is in memory only once, and only
-//! its frames are copied while they are sent.
+//! message becomes a part of its own without a copy, so the whole message is in memory only once. Later code
+//! copies only the few frames that are about to be sent.
 //!
 //! Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; google/pubsub/v1/pubsub.proto,
 //! `PublishRequest { string topic = 1; repeated PubsubMessage messages = 2; }`.

@@ -113,8 +113,8 @@ impl PublishConnection {
         let pings = connection.ping_pong();
         let seen = traffic.clone();
         tokio::spawn(async move {
-            // Poll the connection first: if this process stalled, the answer to a ping may already be waiting
-            // to be read. If the ping fails, the connection is dropped, so its requests fail.
+            // Poll the connection first: after a stall of this process, answers may be waiting to be read, and
+            // one of them may answer the ping. If a ping fails, the connection is dropped, so its requests fail.
             tokio::select! {
                 biased;
                 ended = connection => match ended {
@@ -232,8 +232,8 @@ async fn until_silent(
         let ended = traffic.ended.load(Ordering::Relaxed);
         let sent_now = traffic.sent.load(Ordering::Relaxed);
         let heard_now = traffic.heard.load(Ordering::Relaxed);
-        // Ping only if a request is unanswered, or was sent after `since`, because servers treat other pings
-        // as abuse.
+        // Ping only if a request is unanswered, or if one was sent after `since` and its caller has given up.
+        // Servers treat pings without a request as abuse.
         let asks = sent_now != sent || sent_now != ended;
         if asks && heard_now == heard {
             if since.elapsed() < after {
@@ -247,8 +247,9 @@ async fn until_silent(
     }
 }
 
-/// Whether the server answers a ping in time. The timeout is split into two halves. If this process stalls, it
-/// loses only one of the halves, so an answer that is already waiting to be read still counts.
+/// Whether the server answers a ping in time. Waits twice for half of the timeout. If this process stalls
+/// during the first half, that half ends before the connection has read an answer that has already arrived.
+/// The connection then reads the answer during the second half.
 async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     let mut answer = pin!(pings.ping(Ping::opaque()));
     for _ in 0..2 {
@@ -260,8 +261,8 @@ async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     false
 }
 
-/// A request body while it is being sent. The bytes that are not sent yet stay here until the
-/// server's flow control has room for them. If the caller abandons the request, they are dropped.
+/// A request body while it is being sent. Contains the bytes for which the server's flow control has
+/// no room yet. If the caller abandons the request, these bytes are dropped.
 #[derive(Debug)]
 struct Sending {
     stream: SendStream<RequestBody>,

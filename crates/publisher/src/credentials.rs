@@ -43,8 +43,8 @@ impl Credentials {
         }
     }
 
-    /// The authorization headers for one call. Fails if they do not arrive before the deadline, which is at
-    /// most `timeout` away.
+    /// The authorization headers for one call. Fails if no headers arrive before `deadline`. The error shows
+    /// `timeout`, the time limit from which the caller computed the deadline.
     pub(super) async fn headers_by(
         &self,
         deadline: Instant,
@@ -70,8 +70,8 @@ impl Credentials {
     }
 }
 
-/// Says why there is no access token. Google's library wraps the cause into sentences about its own retries.
-/// This text shows only the cause.
+/// Says why there is no access token. The text contains only the cause, without the sentences about retries
+/// into which Google's library wraps the cause.
 fn no_token(error: &CredentialsError) -> String {
     let mut text = "no access token".to_owned();
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -101,8 +101,8 @@ fn without_prediction(error: &CredentialsError) -> String {
     end.unwrap_or(&text).trim_end_matches('.').to_owned()
 }
 
-/// Converts an error of the library's builder. Joins the error's text and the text of its cause, because
-/// together they are one sentence.
+/// Converts an error of the library's builder. If a file with credentials was found, the new error says why
+/// the file cannot be used.
 fn not_built(error: BuildError) -> SetupError {
     let found_a_file = error.is_parsing() || error.is_unknown_type() || error.is_not_supported();
     if !found_a_file {
@@ -165,9 +165,9 @@ impl CredentialsSource {
     }
 }
 
-/// Checks that [`CREDENTIALS_VARIABLE`], if it is set, names a readable file. Some users put the
-/// content of the key file into the variable, private key included. Google's library would then
-/// show that value in its error, because it cannot open a file of that name.
+/// Checks that [`CREDENTIALS_VARIABLE`], if it is set, names a readable file. This check keeps private
+/// keys out of error messages: some users put the content of the key file into the variable, and
+/// Google's library shows the name of a file that it cannot open.
 ///
 /// # Errors
 /// [`SetupError::CredentialsUnreadable`].

@@ -2,11 +2,13 @@
 //! `google.rpc.Status` that change how we react, and the name of the reason, which we show to
 //! operators.
 //!
-//! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto, which reserves the
-//! error domain `googleapis.com` for Google's service infrastructure. An error in this domain is about the
-//! infrastructure (API disabled, billing, keys, locations, consumers), so the messages are never at fault.
-//! Pub/Sub itself uses the domain `pubsub.googleapis.com`. For a message that does not fit its topic's schema,
-//! for example, the reason is similar to INVALID_JSON_AVRO_MESSAGE.
+//! The domain of an error says who reports the error. The domain `googleapis.com` belongs to Google's service
+//! infrastructure, which reports a disabled API, for example. Such an error is never the fault of the messages.
+//! Pub/Sub itself uses the domain `pubsub.googleapis.com`. Its reasons can blame a message, for example with a
+//! name such as INVALID_JSON_AVRO_MESSAGE if the message does not fit its topic's schema.
+//!
+//! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto for the domain
+//! `googleapis.com`.
 
 use base64::Engine;
 use base64::alphabet;

@@ -6,11 +6,10 @@
 //! - FAILED_PRECONDITION is a problem of the environment: a disabled encryption key, or a region
 //!   that the topic's storage policy excludes. Pub/Sub also returns it for a request with mixed
 //!   ordering keys, which callers must not send.
-//! - INVALID_ARGUMENT is a problem of the content: Pub/Sub returns it for a whole request if one
-//!   message does not fit the topic's schema. The exception is an answer whose details blame
-//!   something else, such as the topic's name or Google's service infrastructure. The caller must
-//!   check project names and topic names before use, so that only the content can be at fault if
-//!   there are no details.
+//! - INVALID_ARGUMENT is a problem of the content, unless the details blame something else, such as
+//!   the topic's name or Google's service infrastructure. Pub/Sub returns this code for a whole
+//!   request if one message does not fit the topic's schema. A malformed topic name could cause the
+//!   same code without details, so the caller must check project names and topic names before use.
 
 use std::fmt;
 use std::time::Duration;
@@ -33,8 +32,8 @@ pub enum Class {
     Content,
 }
 
-/// The step of an attempt that failed. Credentials and connections serve all topics, so a failure of
-/// one of the first three steps affects all topics.
+/// The step of an attempt that failed. All topics share the credentials and the connections, so a
+/// failure of one of the first three steps affects all topics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedStep {
     /// There was no access token. Nothing was sent.
@@ -47,14 +46,14 @@ pub enum FailedStep {
     Answer,
 }
 
-/// The reason of Google's service infrastructure for a refusal, from the error details.
+/// Why Google's service infrastructure refused a request, according to the error details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalReason {
     /// The Pub/Sub API is not enabled in the project.
     ApiDisabled,
     /// The project has no active billing account.
     BillingDisabled,
-    /// Another reason, which the message names.
+    /// Another reason. The text of the [`Failure`] contains its name.
     Other,
 }
 
@@ -77,7 +76,8 @@ impl Failure {
         Self::without_code(Class::UnknownOutcome, FailedStep::Answer, message)
     }
 
-    /// The failure when no connection could be opened in time.
+    /// The failure when no connection could be opened in time, or when the deadline passed before the
+    /// request was sent.
     pub(crate) fn not_connected(message: impl Into<String>) -> Self {
         Self::without_code(Class::UnknownOutcome, FailedStep::Connect, message)
     }
@@ -192,9 +192,11 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Maps a gRPC code to a class. Sources: Google's retry settings for `Publish` (the first two arms), and the
-/// codes in the API's error reference. Error details can only show that the messages are not at fault. They
-/// never show that the messages are at fault.
+/// Maps a gRPC code to a class. `not_the_messages` is true if the error details blame something other than
+/// the messages. Details that blame the messages change nothing.
+///
+/// Sources: Google's retry settings for `Publish` (the first two arms), and the codes in the API's error
+/// reference.
 fn class_of(code: Code, not_the_messages: bool) -> Class {
     match code {
         Code::Unavailable

@@ -116,11 +116,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathering<T> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let sent = self.poll_send(cx);
-        // If the connection cannot accept all data now, it wakes the task once it can accept more. So no flush
-        // needs to schedule the task.
+        // If the connection cannot accept all data now, the task is already due: the connection wakes it once
+        // it can accept more. So the next flush need not schedule the task.
         self.is_due = sent.is_pending();
         match (Pin::new(&mut self.io).poll_read(cx, into), sent) {
-            // Answers that arrived before the connection broke can still be read.
+            // Report a failed write only when nothing is left to read, because answers may have arrived before
+            // the connection broke.
             (Poll::Pending, Poll::Ready(Err(e))) => Poll::Ready(Err(e)),
             (read, _) => read,
         }

@@ -190,8 +190,8 @@ impl Publisher {
             let what = format!("not sent in {:?}", self.timeout);
             return Err(Failure::not_connected(what));
         }
-        // Build the body only now, so that the messages are not in memory twice while no connection
-        // can be opened.
+        // Build the body only now, because it contains copies of messages. While no connection can be
+        // opened, the copies would take memory for nothing.
         let body = RequestBody::publish(topic, messages);
         let answer = tokio::select! {
             biased;

@@ -1,8 +1,8 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
-//! All ids are stored in one string, together with their offsets. Millions of ids pass through
-//! here, and each is only copied into its dispatch row, so a string per id would be too expensive.
-//! For an answer with one id, the string is that id.
+//! All ids of an answer are stored in one string, together with their offsets. The relay only copies
+//! each id into its dispatch row, so the allocation of a string for each of millions of ids would
+//! cost too much.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 

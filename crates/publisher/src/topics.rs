@@ -1,7 +1,7 @@
 //! Creates topics, and checks whether a topic exists, has a subscription, and may be published to.
 //!
-//! The calls go over one of the gRPC connections of `Publish`. Google's own client library uses
-//! REST for them, which emulators might not offer.
+//! These calls use one of the gRPC connections of `Publish`. Google's own client library makes them
+//! over REST, which emulators might not offer.
 
 use googleapis_tonic_google_pubsub_v1::google::pubsub::v1::{
     GetTopicRequest, ListTopicSubscriptionsRequest, ListTopicSubscriptionsResponse, Topic,

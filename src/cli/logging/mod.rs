@@ -33,8 +33,8 @@ pub(super) fn start(format: LogFormat) -> Result<()> {
     Ok(())
 }
 
-/// Installs the logger with the default filter, if there is no logger yet. An error that occurs before the relay
-/// runs, such as one in `RUST_LOG`, is then logged too.
+/// Installs the logger with the default filter, if there is no logger yet. So even an error that comes before
+/// [`start`] has succeeded, such as an invalid `RUST_LOG`, is logged.
 pub(super) fn start_by_default(format: LogFormat) {
     install(format, EnvFilter::new(DEFAULT_FILTER));
 }
@@ -44,8 +44,8 @@ fn install(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         // Drop a line that cannot be written, because the relay must deliver events even if the disk of the log is
-        // full. Otherwise tracing-subscriber would print an error to the same standard error, and panic when this
-        // fails too.
+        // full. By default, tracing-subscriber reports the failed write on standard error, and panics if it cannot
+        // write the report either.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     let limit = BurstLimit::default();

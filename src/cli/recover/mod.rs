@@ -14,7 +14,7 @@ use crate::ops::{LOCK_TIMEOUT, recover};
 use crate::postgres::{Sql, connect, limiting_lock_waits};
 use crate::settings::Settings;
 
-/// Statement timeout. It is long, because an adoption may move many records.
+/// Statement timeout. It is long, because an adoption may update many rows of `outbox.dispatch`.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The arguments of `postrider recover`.

@@ -76,8 +76,8 @@ fn fitting(rows: &[[String; 7]], width: Option<usize>) -> String {
     lines(&blocks.join("\n"), Some(columns))
 }
 
-/// Aligns the values in columns as wide as their longest value. The last column is not padded. Escapes
-/// the values, because a database may have any name.
+/// Aligns the values in columns as wide as their longest value. The last column is not padded. Escapes the values,
+/// because the name of a database may contain control characters.
 fn aligned(rows: &[[String; 7]]) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let escaped = rows

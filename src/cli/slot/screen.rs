@@ -194,8 +194,9 @@ pub(in crate::cli) fn lag(snapshot: &SlotSnapshot, slot: &Slot) -> String {
     let least = figures::at_least(pending.is_lower_bound);
     let events = figures::count(pending.events, "event");
     match pending.oldest {
-        // Every event in the tables has a record. So the events that wait for failing topics have one too,
-        // and the relay is publishing them again.
+        // Events wait for failing topics, although every event in the tables has a record. These events were recorded
+        // earlier: they are repeated events, or an operator has released or replayed them. So do not say that no event
+        // is waiting.
         _ if pending.events == 0 && snapshot.waiting_for_topics() > 0 => {
             text += "; every event in the tables has a record";
         }

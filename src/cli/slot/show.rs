@@ -68,7 +68,7 @@ impl ShowArgs {
 
 pub(super) async fn run(settings: &Settings, args: ShowArgs) -> Result<ExitCode> {
     if let Some(seconds) = args.watch {
-        // Without a database, waiting cannot help.
+        // The loop retries every error. If the settings have no `database_url`, no retry can succeed, so fail now.
         settings.database()?;
         watch(settings, &args, Duration::from_secs(seconds)).await;
     }

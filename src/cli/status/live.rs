@@ -203,7 +203,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     let heading_lines = u16::try_from(heading.len()).unwrap_or(u16::MAX);
     let head_height = heading_lines.clamp(3, MOST_HEADING_LINES) + 1;
     let details = details(view, area.width);
-    // The details say what is wrong and what to do, so they are more important than the graphs.
+    // The details say what is wrong and what to do, so show graphs only if all details fit below them.
     let left = area.height.saturating_sub(head_height + GRAPH_LINES + 1);
     let has_graphs = area.height >= LINES_FOR_GRAPHS && details.len() <= usize::from(left);
     let graphs = if has_graphs { GRAPH_LINES } else { 0 };
@@ -219,7 +219,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
         draw_graphs(frame, view, graph);
     }
     let details = cut_to(details, usize::from(body.height));
-    // Wrap again, because a word may be wider than the terminal.
+    // The details are wrapped already, but their words stay whole. Wrap again to break words wider than the terminal.
     frame.render_widget(Paragraph::new(details).wrap(Wrap { trim: false }), body);
     let keys = Line::styled("q quit", Style::new().add_modifier(Modifier::DIM));
     frame.render_widget(keys, foot);

@@ -38,7 +38,7 @@ pub(super) struct StatusArgs {
 
 pub(super) fn run(settings: &Settings, args: &StatusArgs) -> Result<ExitCode> {
     if args.watch.is_some() {
-        // Without a database, waiting cannot help.
+        // The loop retries every error. If the settings have no `database_url`, no retry can succeed, so fail now.
         settings.database()?;
     }
     block_on(async {

@@ -47,7 +47,7 @@ impl Failing {
         if at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
             return;
         }
-        // As in all log lines, `since_last` is the number of failures that were not logged.
+        // `since_last` counts the failures that got no line. Subtract this failure, which gets the line.
         let (is_first, since_last) = (told == 0, (self.failures - told).saturating_sub(1));
         self.told = (self.failures, Some(now));
         self.owes_line = !lines.take(now);
@@ -170,9 +170,10 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // Run the log statements once before this test installs its subscriber. At the first run of a
-        // statement, tracing remembers whether any subscriber wants its lines. If a test on another thread
-        // ran the statement first, at the wrong moment, tracing would remember that no subscriber wants them.
+        // Run the log statements once, so that tracing knows them before this test installs its subscriber. A new
+        // subscriber is asked about all known statements. Otherwise, another test could run a statement for the first
+        // time while this test installs its subscriber. Tracing could then decide, without asking this subscriber,
+        // that nobody wants the lines of the statement.
         fail_and_recover();
         tracing::subscriber::with_default(subscriber, fail_and_recover);
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

@@ -6,11 +6,12 @@
 //! for an efficient request. Lanes stop lingering when more events would not make requests larger
 //! (`flow_control`), or when a pause shows that the stream has caught up.
 //!
-//! The length of the pause depends on the situation. After a keepalive a short pause is enough, because the
-//! server sends a keepalive before it waits for more WAL. But the server also sends keepalives within a backlog
-//! (`WalSndWaitForWal` and `WalSndUpdateProgress` in its walsender.c), so a keepalive alone does not prove that
-//! the stream has caught up. While the session does not read, nothing can arrive, so only a much longer pause
-//! shows that the stream has caught up.
+//! The length of the pause depends on the situation:
+//!
+//! - After a keepalive, a short pause is enough, because the server sends a keepalive before it waits for more WAL.
+//!   The pause is still needed, because the server also sends keepalives within a backlog (`WalSndWaitForWal` and
+//!   `WalSndUpdateProgress` in its walsender.c).
+//! - While reading is stopped, or while a task reads a table, silence is normal, so the pause must be much longer.
 //!
 //! The age of a transaction is the difference of two times of the server's clock, so the clock of the relay
 //! does not matter.
@@ -30,8 +31,9 @@ const BEHIND: Duration = Duration::from_secs(1);
 /// they would send small requests.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// How long the stream must be silent after a keepalive before it counts as caught up. A short pause is
-/// enough, because a server that only lacks CPU time sends no keepalive.
+/// How long the stream must be silent after a keepalive before it counts as caught up. The server sends a keepalive
+/// before it waits for more WAL, but not when it is silent for lack of CPU time. So after a keepalive, a short pause
+/// is enough.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long lanes linger when nothing arrives because reading is stopped, or because a task reads a table.
@@ -87,7 +89,7 @@ impl Backlog {
         self.quiet_since.is_some()
     }
 
-    /// Which lanes to serve.
+    /// Which lanes may send now.
     pub(crate) fn serve(&self, may_linger: bool) -> Serve {
         if self.is_behind() && may_linger {
             Serve::Worthwhile

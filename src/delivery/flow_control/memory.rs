@@ -35,7 +35,7 @@ pub(super) struct EventMemory {
     pub(super) records: usize,
     /// Long texts of events that wait for their dead letter, or to be recorded.
     pub(super) text_bytes: usize,
-    /// Bytes of moved rows that wait for the outcome of their original insert.
+    /// Bytes of moved rows (`capture::moved`) that wait for the outcome of their original insert.
     pub(super) waiting: usize,
     /// Weight of the events in requests in flight.
     pub(super) in_flight: usize,

@@ -10,22 +10,23 @@
 //! | gate | closes when | opens when |
 //! |---|---|---|
 //! | queue | events use the whole budget | undelivered events use less than [`QUEUE_LOW`] |
-//! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | such events use less than [`UNRECORDED_LOW`] |
+//! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | they use less than [`UNRECORDED_LOW`] |
 //!
-//! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]).
-//! Then a lane lingers until it has enough events for an efficient request, but at most a second (`lanes`).
-//! There are three exceptions in which lanes do not linger. During an exception, the lanes that have waited
-//! longest send first. When the exception ends, the remaining lanes linger again. If every exception emptied
-//! all lanes, requests would have half as many messages. The exceptions:
+//! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]). In
+//! these two cases, a lane lingers until it has enough events for an efficient request, but at most a second
+//! (`lanes`). Lanes do not linger during these exceptions:
 //!
 //! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
 //!   less than the gate's low watermark, so that the gate opens even if one answer is late.
 //! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this
-//!   backlog, whichever is larger. This exception ends when they have fallen to [`BACKLOG_LOW`] of the limit.
-//!   The limit keeps the queue short, because the relay has caught up only when it has sent the queued events
-//!   too. The exception does not apply while lanes wait for a retry or for a throttled topic.
-//! - Messages use [`UNSHARED_HIGH`] of the budget, and nearly every lane has only one: lingering would not fill
-//!   requests.
+//!   backlog, whichever is larger. This exception ends when queued events have fallen to [`BACKLOG_LOW`] of the
+//!   limit. The limit keeps the queue short, because the relay has caught up only when it has sent the queued
+//!   events too. The exception does not apply while lanes wait for a retry or for a throttled topic.
+//! - Messages use [`UNSHARED_HIGH`] of the budget, and nearly every lane has only one message, so lingering would
+//!   not fill requests.
+//!
+//! During an exception, the lanes that have waited longest send first. When the exception ends, the remaining lanes
+//! linger again. If an exception ended only when all lanes are empty, requests would have half as many messages.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
 
@@ -39,7 +40,7 @@ pub(in crate::delivery) use memory::weight;
 /// Low watermark of undelivered events: the queue gate opens below it.
 const QUEUE_LOW: Share = Share(2, 3);
 
-/// While the queue gate is closed, lanes send events until the queued events use only this share of the
+/// While the queue gate is closed, lanes send events without linger until the queued events use only this share of the
 /// budget. It is a little less than [`QUEUE_LOW`], so that the gate opens even if one answer is late.
 const QUEUE_SENDS_TO: Share = Share(5, 8);
 
@@ -53,9 +54,9 @@ const UNRECORDED_LOW: Share = Share(1, 8);
 /// High watermark of queued events while the stream is behind. Above it, lanes do not linger.
 const BACKLOG_HIGH: Share = Share(1, 4);
 
-/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. It
-/// applies if it is larger than [`BACKLOG_HIGH`] of the budget. Events that are still queued at the end of a
-/// backlog delay the catch-up. The longer the backlog, the less this delay matters.
+/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. The larger of
+/// the two watermarks applies. Events that are still queued at the end of a backlog delay the catch-up. After a long
+/// backlog this delay matters less, so more events may be queued.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
@@ -64,9 +65,9 @@ const BACKLOG_LOW: Share = Share(5, 8);
 /// Share of the budget at which lanes stop lingering if nearly every lane has only one message.
 const UNSHARED_HIGH: Share = Share(1, 2);
 
-/// While reading is stopped, the relay takes no more released events from quarantine if the released events
-/// in lanes use this share of the budget. Otherwise released events that cannot be sent would use up the
-/// memory that the stream needs.
+/// Share of the budget that released events in lanes may use while reading is stopped. Above it, the relay takes no
+/// more released events from quarantine. Otherwise released events that cannot be sent would use up the memory that
+/// the stream needs.
 const RELEASED_HIGH: Share = Share(1, 2);
 
 /// A fraction of a number of bytes: the numerator and the denominator.
@@ -186,7 +187,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Some moved rows wait for the outcome of their original insert. Sets how many bytes these rows have.
+    /// Sets the number of bytes of the moved rows that wait for the outcome of their original insert.
     pub(super) fn weigh_waiting(&mut self, bytes: usize) {
         self.memory.waiting = bytes;
         self.update();
@@ -220,7 +221,7 @@ impl FlowControl {
         self.memory.used()
     }
 
-    /// Number of events without an outcome.
+    /// Number of events that are not resolved yet.
     pub(super) fn events(&self) -> usize {
         self.memory.records
     }
@@ -249,9 +250,8 @@ impl FlowControl {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In
-    /// that case the number of queued bytes does not matter, because the waiting lanes alone may keep the
-    /// number high.
+    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In that
+    /// case the backlog gate has no effect, because the waiting lanes alone may keep this gate closed.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

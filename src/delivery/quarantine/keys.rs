@@ -82,8 +82,8 @@ impl BlockedKeys {
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key from the position `since` on, until its release has ended. The caller chooses `since`
-    /// so that no replayed event of the key comes before it.
+    /// Blocks a key from the position `since` on, until its release has ended. The caller chooses `since` so that no
+    /// released event of the key comes before it.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPosition) {
         let blocked = BlockedState {
             for_release: true,

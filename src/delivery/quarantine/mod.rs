@@ -54,8 +54,8 @@ use release::{Release, Stage};
 pub(crate) use releaser::{QuarantineAnswer, Releaser, ReleaserRequest};
 use turns::ReleaseTurns;
 
-/// Maximum number of rows of a page. A release that already has this many events in lanes requests no further
-/// page. Otherwise its events could fill memory.
+/// Maximum number of rows of a page. A release that already has this many events in lanes requests no further page, so
+/// that its events do not fill memory.
 pub(crate) const PAGE: usize = 100;
 
 /// A query of a release on `outbox.dispatch`.
@@ -144,8 +144,8 @@ impl Quarantine {
         match release.map(|release| &release.stage) {
             Some(Stage::Begun(_) | Stage::Paging) => Admission::Released(blocked.waits.clone()),
             Some(Stage::Handover(_)) => Admission::Held,
-            // The release of this key begins later in this session, so the event waits behind the released
-            // events.
+            // The release of this key has not begun yet. The event must wait behind the released events, so record it
+            // as released too.
             None if blocked.for_release => Admission::Released(blocked.waits.clone()),
             Some(Stage::Ended | Stage::Failed) | None => {
                 Admission::Quarantined(blocked.waits.clone())
@@ -168,8 +168,9 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether the relay stops if this event is bad. A released event stops the relay only if it first
-    /// arrived while its key was being released (`is_new`). An operator has chosen to publish the others.
+    /// Whether the relay stops if this event is bad. Under `halt`, a new event stops the relay, even if it was
+    /// recorded as released because its key was being released (`is_new`). Any other released event does not stop the
+    /// relay, because an operator has chosen to publish it.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
@@ -218,13 +219,13 @@ impl Quarantine {
     /// Notes that the rows in quarantine are about to be counted. The caller makes sure that no dead letter
     /// is in flight: the event of such a letter has no row yet, so the count would miss it.
     pub(crate) fn counting(&mut self) {
-        // The count misses records that are not durable yet, so it would be too low.
+        // If some records are not durable yet, the count misses them, so `counted` must not use it.
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count has found `rows` quarantined or released rows. This number also
-    /// includes the events of blocked keys, so `unblocking` cannot be higher. If it was higher when the count
-    /// began, at least as many events as the difference have left the quarantine.
+    /// Corrects `unblocking` after a count has found `rows` quarantined or released rows. These include all events
+    /// that `unblocking` counts, so if `unblocking` was higher than `rows` when the count began, at least the surplus
+    /// has left the quarantine. Subtracts this surplus.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

@@ -23,7 +23,7 @@ enum PageState {
     Asked,
     /// Put the events of the page's rows into their lane.
     Wanted,
-    /// Drop the rows, because earlier rows may be missing from the page.
+    /// Drop the rows, because a later replay may have released rows that come before them. The next page starts over.
     Stale,
 }
 
@@ -53,8 +53,8 @@ impl Release {
         Self {
             stage: match blocked {
                 Some(blocked) if !blocked.for_release => Stage::Begun(handed),
-                // A replay: all released rows of the key are in the table already, so hold new events
-                // instead of recording them.
+                // Usually a replay: its released rows are in the table already, so hold new events instead of
+                // recording them.
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },

@@ -273,9 +273,9 @@ impl Worker {
     }
 }
 
-/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the
-/// others. The error `slot-busy` concerns only this event if the readers are new. With an older reader, it can
-/// also mean that the table was altered after the reader was made.
+/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the others.
+/// With older readers, `slot-busy` may mean that the table was altered since the readers were made, so the request
+/// fails, and the next one makes new readers. With new readers, `slot-busy` concerns only this event.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
@@ -341,7 +341,7 @@ mod tests {
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
         let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
         assert!(of(Code::PostgresStatement, false));
-        // `slot-busy` can mean that the table was altered. Look up its columns again, but only once.
+        // With older readers, `slot-busy` may mean that the table was altered, so make new readers, but only once.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

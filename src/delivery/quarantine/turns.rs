@@ -64,8 +64,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release whose released events are all being replayed. The key is blocked by a bad event that
-    /// came later, and no operator has released this bad event.
+    /// Fails a release whose released events are all being replayed. The key must stay blocked, because of a bad event
+    /// that came later and that no operator has released.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -132,7 +132,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// Notes that no row of a failed group is still released, and forgets the release.
+    /// Notes that no row of a failed release is marked as released any more, and forgets the release.
     pub(crate) fn sent_back(&mut self, group: &Group) {
         let release = self.by_group.get(group);
         if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {

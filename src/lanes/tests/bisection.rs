@@ -1,5 +1,4 @@
-//! Tests the bisection of refused requests: compares the events found to be bad with a plain list of the
-//! bad events.
+//! Tests the bisection of refused requests: it must find exactly the events that the test has declared bad.
 
 use super::*;
 
@@ -101,7 +100,7 @@ proptest! {
             }
         }
         // Without bad events, there is at most one request per event. Each bad event adds at most two requests per
-        // halving, and the requests that begin and end its bisection.
+        // halving, plus the first and the last request of its bisection.
         let most = pushed + bad.len() * (2 * (pushed.max(2).ilog2() as usize + 1) + 2);
         prop_assert!(judged <= most, "{} requests, {} at most", judged, most);
         prop_assert_eq!(found, expected);

@@ -95,7 +95,7 @@ struct World {
     most: usize,
     /// The present limit on requests in flight.
     limit: usize,
-    /// While no request reaches Pub/Sub: the pause, and when the next attempt may start.
+    /// While no request reaches Pub/Sub: the pause after the next attempt, and when the next attempt may start.
     probing: Option<(Duration, Instant)>,
     /// When the test last called `Lanes::next_request`.
     asked_at: Option<Instant>,

@@ -50,7 +50,7 @@ impl EventContext<'_> {
     }
 }
 
-/// The reason why the envelope needs an event type, as text for an error; `None` if it needs none.
+/// Why the envelope needs an event type, as text for an error. `None` if the envelope needs none.
 pub(super) fn needs_event_type(envelope: Envelope) -> Option<&'static str> {
     match envelope {
         Envelope::Raw | Envelope::Protobuf => None,

@@ -39,7 +39,7 @@ pub(super) fn write_event(event: &EventContext<'_>, out: &mut Vec<u8>) {
         source_id: event.source_id.map(str::to_owned),
         payload: Bytes::new(),
     };
-    // The payload is the last field. So it can be appended after the other fields, which copies it only once.
+    // Append the payload after the other fields. As a field of the struct it would be copied twice.
     let payload = row.payload.unwrap_or(MessageData::Plain(b""));
     out.clear();
     out.reserve(without_payload.encoded_len() + 16 + payload.len());

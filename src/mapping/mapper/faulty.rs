@@ -12,8 +12,8 @@ use crate::mapping::event_id::id_of_position;
 use crate::mapping::{limits, payload};
 
 impl EventError {
-    /// Describes the fault for a dispatch row. Omits the event's id and position, which the row has in other
-    /// columns.
+    /// Describes the fault for a dispatch row. Omits the event's id and position, because the dispatch row has its
+    /// own columns for them.
     pub(crate) fn without_id(&self) -> String {
         format!("{} (table {})", self.fault, self.table)
     }
@@ -87,7 +87,7 @@ impl Mapper {
         }))
     }
 
-    /// The full name of the topic of a row. `None` if the row's values give no valid topic.
+    /// The full name of the row's topic, or `None` if the row's values give no valid topic.
     pub(crate) fn topic_of(&mut self, row: &[Value<'_>]) -> Option<Arc<str>> {
         let aggregate_type = self.columns.aggregate_type.as_ref();
         let aggregate_type = aggregate_type.map(|column| column.text(row)).transpose();

@@ -10,7 +10,7 @@ use crate::mapping::value::pg_type;
 pub struct TableColumns<'a> {
     /// The column with the identity of the event.
     pub id: &'a str,
-    /// Whether the id is a uuid, which is then the event id itself.
+    /// Whether the id is a uuid. If so, it is also the event id.
     pub id_is_uuid: bool,
     /// Whether PostgreSQL can compare and sort values of the id's type (`json`, for example, cannot
     /// be compared).
@@ -28,8 +28,8 @@ pub enum TimeKind {
     Instant,
     /// `timestamp without time zone`, in UTC.
     Utc,
-    /// Another type, or a time zone that the relay does not know. SQL cannot compare the values with the
-    /// current time.
+    /// No column `occurred_at`, another type, or a `timestamp` in an unknown time zone: SQL cannot compare the
+    /// values with the current time.
     Unknown,
 }
 

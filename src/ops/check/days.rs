@@ -10,8 +10,8 @@ use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::days;
 
-/// Maximum number of missing partitions, of today and the next seven days, without a finding. If more are
-/// missing, several runs in a row have failed to add them.
+/// Of the partitions of today and the next seven days, this many may be missing without a warning. If more are
+/// missing, nothing has added partitions for several days.
 const MISSING_MAX: usize = 3;
 
 /// Checks the daily partitions. Returns `None` if `outbox.events` is not captured or has no daily partitions,

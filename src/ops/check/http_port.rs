@@ -1,7 +1,7 @@
 //! Checks whether `postrider run` could open its HTTP port on this machine.
 //!
-//! If the port is in use, the relay would stop. But the port may belong to the relay of this slot, which already
-//! runs. So the check asks the port for the name of the slot.
+//! A port that another process uses is an error, because the relay would stop. If the process is a relay of the
+//! same slot, the port is only a note. To find out, the check asks the port for the name of the slot.
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -51,8 +51,8 @@ async fn in_use(addr: SocketAddr, error: io::Error, slot: &str) -> Finding {
     from_error(&Error::of_listening(addr, error))
 }
 
-/// Checks that the relay could listen on the address. The socket of the check never listens, so it does not disturb
-/// another check, or a relay that starts at this moment.
+/// Checks that the relay could listen on the address. The check binds a socket but never listens, so it does not
+/// disturb another check, or a relay that starts at this moment.
 fn can_listen(addr: SocketAddr) -> io::Result<()> {
     let socket = match addr {
         SocketAddr::V4(_) => TcpSocket::new_v4(),

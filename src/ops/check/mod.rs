@@ -4,7 +4,8 @@
 //! errors, which end the command before the first check. `slot_manager::preflight` checks the database, and
 //! `mapping` checks the settings of the tables with a `sample` of their rows. [`capture`] checks the columns
 //! that identify and order rows, `days` the daily partitions, `slots` the slots that nobody reads,
-//! `pubsub` topics and credentials, and `http_port` the port on this machine. [`forecast`] predicts from the findings what `postrider run` would do.
+//! `pubsub` topics and credentials, and `http_port` the port on this machine. [`forecast`] predicts from the
+//! findings what `postrider run` would do.
 //!
 //! Not here: the output and the exit code (`cli`).
 
@@ -139,7 +140,7 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
         return Ok((findings, Vec::new()));
     }
     findings.extend(replication_session(sql, &findings).await);
-    // If a table is locked, each of the next checks would wait for it.
+    // A locked table would block each of the next checks, so skip them.
     if let Some(locked) = locked_table(sql, settings).await {
         findings.push(locked);
         return Ok((findings, Vec::new()));
@@ -179,8 +180,8 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     Ok((findings, topics))
 }
 
-/// Returns a finding if another session holds a lock on a captured table, or on the relay's tables, for which the
-/// checks would have to wait. Ignores other errors, because the other checks report them.
+/// Returns a finding if another session holds a lock on a captured table or on one of the relay's tables, and the
+/// lock would block the checks. Ignores other errors, because the other checks report them.
 async fn locked_table(sql: &Sql, settings: &Settings) -> Option<Finding> {
     let tables = async {
         claim::known(sql, &settings.slot, &settings.tables).await?;
@@ -214,7 +215,7 @@ async fn mappings(
     let failing = said.iter().flat_map(|condition| &condition.topics);
     let mut waiting: Vec<String> = failing.map(|topic| topic.topic.clone()).collect();
     let mut others = Vec::new();
-    // The capture records say which rows of the tables wait. Without them, this stays unknown.
+    // The capture records say which rows wait for delivery. Without the records, no row counts as waiting.
     let captured = claim::known(sql, &settings.slot, &settings.tables).await;
     let captured = captured.unwrap_or_default();
     for (n, table) in settings.tables.iter().enumerate() {
@@ -333,7 +334,7 @@ async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
         Code::ReplicationRight,
         Code::WalSendersUsedUp,
     ];
-    // Ignore the findings of passed checks, which have the same codes.
+    // A passed check has a finding too, with the same code as the problem. Such a finding is no problem.
     let mut problems = known
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);

@@ -14,17 +14,17 @@ use crate::settings::Settings;
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of topics to look up. Each topic takes up to three calls, one after the other, so this
-/// number bounds the time of the check.
+/// number limits the time of the check.
 const LOOKED_UP_MAX: usize = 50;
 
 /// Name of the topic that the check looks up to find out whether Pub/Sub answers. The topic need not
 /// exist.
 const PROBE: &str = "postrider-check";
 
-/// Checks Pub/Sub. `topics` are the full names of the topics to look up, apart from the dead-letter topic.
+/// Checks Pub/Sub. Looks up `topics`, which are full names, and the dead-letter topic.
 pub(super) async fn check(settings: &Settings, mut topics: Vec<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // `settings.project()` reports a missing project below.
+    // Ignore the error for a missing project, because the call of `settings.project()` below reports it.
     if let Ok(topic) = settings.dead_letter_topic() {
         topics.extend(topic.map(|topic| topic.to_string()));
     }

@@ -118,7 +118,7 @@ impl<'a> SampledTable<'a> {
         Ok(sample)
     }
 
-    /// Returns the newest rows, each with its place in the table.
+    /// Returns the newest rows, each with its table OID and `ctid` as one text.
     async fn newest(&self) -> Result<Vec<(String, SampledRow)>, tokio_postgres::Error> {
         let known = self.mapper.table_columns();
         let order = if known.id_has_order {
@@ -130,7 +130,7 @@ impl<'a> SampledTable<'a> {
         self.rows(waits, &format!("{order} limit {SAMPLE}")).await
     }
 
-    /// Returns the first waiting rows, each with its place in the table.
+    /// Returns the first waiting rows, each with its table OID and `ctid` as one text.
     async fn first_waiting(&self) -> Result<Vec<(String, SampledRow)>, tokio_postgres::Error> {
         match &self.waiting {
             Some((waits, order)) => {
@@ -141,8 +141,8 @@ impl<'a> SampledTable<'a> {
         }
     }
 
-    /// Reads rows, each with its place in the table. `waits` is the SQL condition that the row `e` waits for
-    /// delivery. `end` is the rest of the statement, which selects the rows.
+    /// Reads rows, each with its table OID and `ctid` as one text, which identifies the row. `waits` is the SQL
+    /// condition that the row `e` waits for delivery. `end` is the rest of the statement, which selects the rows.
     async fn rows(
         &self,
         waits: &str,
@@ -190,9 +190,8 @@ impl<'a> SampledTable<'a> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// SQL expressions for the values of the row `e` as text, in the order of the table's description. If
-    /// `used` is given, only its columns have their values, otherwise all columns except the payload. The
-    /// other expressions are null.
+    /// Returns SQL expressions for the values of the row `e` as text, in the order of the table's description.
+    /// Without `used`, the payload is null. With `used`, all columns except those in `used` are null.
     fn values(&self, used: Option<&[usize]>) -> String {
         let payload = self.settings.columns.payload.as_deref();
         let payload = payload.unwrap_or("payload");
@@ -222,7 +221,7 @@ async fn waiting(
     captured: &Captured,
 ) -> Option<(String, String)> {
     let window = ScanWindow::recent(captured);
-    // Only topic names contain the project, and the condition does not use topics.
+    // Only topic names contain the project, and the condition uses no topics, so any project will do.
     let reader = TableReader::resolve(sql, settings, "none", captured).await;
     let reader = reader.ok()?;
     let id = reader.event_id_sql();

@@ -28,8 +28,8 @@ pub(super) async fn unread(sql: &Sql, settings: &Settings) -> Result<Vec<Finding
     if others.is_empty() {
         return Ok(Vec::new());
     }
-    // If a statement fails, for example because the tables are missing, treat its result as empty. Other checks
-    // report the error. Here it only changes the text of the warning.
+    // The two results only affect the text of the warning. If a statement fails, for example because the tables
+    // are missing, treat its result as empty. Other checks report the error.
     let served = shown::served_slots(sql).await.unwrap_or_default();
     let records = capture_record::read(&**sql).await.unwrap_or_default();
     let of_a_relay = |name: &str| {

@@ -182,10 +182,11 @@ async fn unrecorded(
     let is_below_floor = row.xid < record.floor && !row.is_uncompared;
     let mut is_passed = is_below_floor;
     if row.is_ours && !is_passed {
-        // The row is visible, so its commit lies before the end of the WAL.
+        // The row is visible, so its commit lies before the end of the WAL. A slot that has confirmed this end
+        // has passed the row.
         let end = cluster::wal_end(sql).await?;
         (_, is_passed) = progress::wait_until_confirmed(sql, &settings.slot, end, WAIT).await?;
-        // A recovery publishes rows from the tables even if the slot has passed them.
+        // A recovery may still publish the row from its table, even if the slot has passed the row.
         is_passed &= !is_recovering;
         // The relay may have written the record while we waited.
         if let Some(found) = history::of_events(sql, &[row.event_id]).await?.pop() {

@@ -69,10 +69,11 @@ impl NamedTable<'_> {
     }
 
     /// Looks for the row of the event in the other captured tables. Skips a table that is locked or cannot be read,
-    /// because the command is about another table. Afterwards the session waits for locks as long as commands do.
+    /// because the command is about another table. Ignores a row whose id has the same text but whose event is
+    /// another one. At the end, restores the session's lock timeout.
     ///
-    /// # Errors `setting-invalid` if another table has the row. Ignores a row of another event whose id merely
-    /// has the same text.
+    /// # Errors
+    /// `setting-invalid` if another table has the row; database errors.
     pub(super) async fn refuse_row_elsewhere(self, sql: &Sql, settings: &Settings) -> Result<()> {
         let uuid = Uuid::parse_str(self.uuid).ok();
         sql.limit_lock_waits(LOCK_TIMEOUT).await?;

@@ -75,8 +75,8 @@ pub(super) async fn by_block(rows: &CountedRows<'_>, blocks: u32) -> Result<Pend
 }
 
 impl CountedRows<'_> {
-    /// Returns the `seq` of the `n`th row that meets the condition `bound`, in the `order` of `seq`: `asc` or
-    /// `desc`. `n` counts from one. `None` if there are fewer rows.
+    /// Sorts the rows that meet the SQL condition `bound` by `seq` (`order` is `asc` or `desc`), and returns the
+    /// `seq` of the `n`th row, counted from one. `None` if there are fewer rows.
     async fn nth(&self, seq: &str, bound: &str, order: &str, n: u32) -> Result<Option<i64>> {
         let statement = format!(
             "select {seq}::bigint from {} e where {bound} order by {seq} {order} offset {} limit 1",

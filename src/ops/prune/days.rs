@@ -107,8 +107,7 @@ fn note(what: &str, error: PgError) -> Result<String> {
     if error.is_closed() {
         return Err(error.into());
     }
-    // The hint of the functions from migration 19 is more precise than the general hint of the error
-    // code.
+    // Prefer the hint from the functions of migration 19. It is more precise than the hint of the error code.
     let said = error.as_db_error().and_then(|error| error.hint());
     let said = said.map(str::to_owned);
     let error = Error::from(error);
@@ -324,7 +323,7 @@ impl PrunedTable {
             day,
             rows: gone.rows,
         });
-        // A dry run counts these rows when it walks the table afterwards.
+        // In a dry run the partition still exists, and the walk over the table counts these rows later.
         if !is_dry_run {
             self.rows += gone.rows;
             self.oldest = rows::earlier(self.oldest.take(), gone.oldest);

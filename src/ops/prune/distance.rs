@@ -10,9 +10,9 @@ use crate::capture::table::TableReader;
 pub(super) struct PruneDistance(Range<i64>);
 
 impl PruneDistance {
-    /// Looks up both ends. Returns `None` for a relay, because it shows no bar. Also `None` if the table is not
-    /// read along `seq`, or if its rows have no times. An error of the look-up also gives `None`, because a run
-    /// must not fail because of its bar.
+    /// Looks up both ends of the range. Returns `None` for a relay, which shows no progress bar, for a table that
+    /// is not read along `seq`, and for a table whose rows have no times. Also returns `None` after an error, so
+    /// that the run does not fail because of its progress bar.
     pub(super) async fn find(
         context: &PruneContext<'_>,
         captured: &Captured,

@@ -52,8 +52,8 @@ use crate::ops::walk;
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// How long a chunk waits for a lock. It then gives up, so that sessions that queue behind it can
-/// continue.
+/// How long a chunk waits for a lock. After this time the chunk gives up, so that sessions that queue behind it
+/// can continue.
 const LOCK_TIMEOUT: &str = "SET lock_timeout = '2s'";
 
 /// Maximum number of attempts of a chunk that has to wait for a lock, or finds a row that another
@@ -159,7 +159,7 @@ pub(crate) struct PrunedRecords {
     pub(crate) oldest: Option<String>,
     /// Old records of rows that are still in the outbox.
     pub(crate) of_rows: u64,
-    /// Why no record, or not every record, could be deleted now.
+    /// Why some or all old records have to stay until a later run.
     pub(crate) postponed: Option<String>,
 }
 
@@ -182,7 +182,7 @@ struct PruneContext<'a> {
     sql: &'a Sql,
     settings: &'a Settings,
     request: &'a PruneRequest,
-    /// Rows and records from this time on stay.
+    /// The run keeps all rows and records of this time and later.
     cutoff: SinceTime,
     proof: PruneProof,
 }
@@ -241,10 +241,10 @@ pub(crate) async fn run(
     Ok(report)
 }
 
-/// Returns why the records have to stay if no old row of a table has a record; otherwise `None`. If every
-/// published event has a record, the old rows should have records. If none of them has a record, the event ids
-/// may differ because the settings of this command differ from the relay's. Then every record would look as if
-/// its row were gone.
+/// If none of the old rows of a table has a record, returns the reason to keep all records. The settings of this
+/// command may name another id column than the relay's settings. With the wrong event ids, every record would
+/// look as if its row were gone. Returns `None` if published events may lack a record, because then old rows
+/// without a record prove nothing.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
         return None;

@@ -15,7 +15,7 @@ use crate::store::relay_row::{self, EarlierSession};
 /// The proof that rows may be deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PruneProof {
-    /// The slot is the one that the relay serves, so its position proves which events are resolved.
+    /// The slot has no fault and no recovery is due, so the confirmed position proves which events are resolved.
     Slot {
         confirmed: Lsn,
         /// The slot's `restart_lsn`. It survives a crash of PostgreSQL, and is never above the

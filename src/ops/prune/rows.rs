@@ -20,7 +20,7 @@ pub(super) async fn prune(
     on_step: &mut OnPruneStep<'_>,
 ) -> Result<bool> {
     let (sql, request) = (context.sql, context.request);
-    // Only topic names contain the project, and pruning does not use topics.
+    // Only topic names contain the project, and pruning uses no topics, so any project will do.
     let project = context.settings.project().unwrap_or("none");
     let reader = TableReader::resolve(sql, table, project, captured).await?;
     let action = if request.is_dry_run() {

@@ -84,7 +84,7 @@ pub(crate) async fn read<'a>(
 /// # Errors
 /// Database errors.
 pub(super) async fn any_row_waits(situation: &Situation, settings: &Settings) -> Result<bool> {
-    // Only topic names contain the project, and this count does not show topics.
+    // Only topic names contain the project, and this count shows no topics, so any project will do.
     let project = settings.project().unwrap_or("no-project");
     let tables = tables(situation, settings, project, 1).await?;
     Ok(tables.iter().any(|table| table.rows > 0))
@@ -104,7 +104,8 @@ async fn tables(
         // the preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
-    // Blocked keys change the positions of rows, but not which rows a recovery publishes.
+    // The preview does not read the blocked keys. They change the positions of rows, but not which rows a
+    // recovery publishes.
     let firsts = FirstQuarantined::default();
     let mut tables = Vec::new();
     let mut known =

@@ -25,7 +25,7 @@ pub(crate) struct RequestedRecovery {
     /// The recorded reason; `None` if the relay continues with the slot as it is.
     pub(crate) marked: Option<&'static str>,
     pub(crate) relay: RelayReaction,
-    /// Number of records that were moved out of the way, because they belong to another cluster.
+    /// Number of records of another cluster. The request moved them to positions that no new event can have.
     pub(crate) records_moved: u64,
 }
 

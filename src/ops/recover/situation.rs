@@ -44,10 +44,10 @@ pub(crate) struct RecoveryReason {
 impl Situation {
     /// Reads the facts. Changes nothing.
     ///
-    /// # Errors `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to
-    /// another output plugin or another database; `publication-drift` when a table is missing; `table-captured`
-    /// when one of our tables shares only a part of its rows with a table that another slot captures; database
-    /// errors.
+    /// # Errors
+    /// `postgres-standby` on a standby; `slot-foreign` when the slot is physical, or belongs to another output
+    /// plugin or another database; `publication-drift` when a table is missing; `table-captured` when one of our
+    /// tables shares only a part of its rows with a table that another slot captures; database errors.
     pub(crate) async fn read(sql: &Sql, settings: &Settings) -> Result<Self> {
         let name = &settings.slot;
         let cluster = cluster::inspect(sql).await?;
@@ -175,8 +175,8 @@ fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
 }
 
 /// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from
-/// this position without a recovery. The check assumes that the relay stopped at this position, on this
-/// cluster.
+/// this position without a recovery. An adoption makes this cluster the relay's cluster. So the check uses the
+/// relay's row as an adoption would write it, with this cluster and the slot's confirmed position.
 fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
     let slot = facts.slot.filter(|slot| !slot.active)?;
     let left_here = EarlierSession {

@@ -1,5 +1,5 @@
-//! Compares the transaction ids of a new cluster with the transaction ids of the rows, and says how to
-//! raise the cluster's ids.
+//! Refuses a new cluster whose next transaction id is lower than the transaction ids of the rows, and says how
+//! to raise the cluster's next id.
 
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
@@ -65,7 +65,7 @@ fn next_xid_to_set(now: u64, wanted: u64) -> u64 {
     const EPOCH: u64 = 1 << 32;
     let after_now = (now / XIDS_PER_FILE + 1) * XIDS_PER_FILE;
     let next = wanted.max(after_now).next_multiple_of(XIDS_PER_FILE);
-    // The first ids of an epoch are reserved.
+    // PostgreSQL reserves the first ids of an epoch, so skip the first file of an epoch.
     let next = if next.is_multiple_of(EPOCH) {
         next + XIDS_PER_FILE
     } else {

@@ -219,7 +219,7 @@ pub(crate) async fn cancel(
     Ok((given_up, report))
 }
 
-/// Refuses a replay that another command is carrying out.
+/// Locks the replay for this command. Refuses a replay that another command is carrying out.
 async fn lock(sql: &Sql, name: &str) -> Result<()> {
     if activity::try_advisory_lock(sql, lock_key(name)).await? {
         return Ok(());

@@ -19,10 +19,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// After this long without progress, the command reports that the relay has stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
-/// Maximum number of fruitless rounds in a row. The command gives up at the next fruitless round. A round
-/// visits every key that is left. A round is fruitless if no event leaves the selection and the relay has no
-/// released events to publish, so that no key can become free. One fruitless round is not enough to give up,
-/// because another replay may hold a key for a moment.
+/// The command gives up after more than this many fruitless rounds in a row. A round visits every key that is
+/// left. A round is fruitless if no event leaves the selection and the relay has no released events to publish,
+/// so that no key can become free. One fruitless round is not enough to give up, because another replay may hold
+/// a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 /// Pause after a fruitless round.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
@@ -163,7 +163,8 @@ pub(super) async fn run(
         if let Some(group) = replay::next_group(sql, name, after.as_ref()).await? {
             let left = releasing.release(&group).await?;
             in_round += left;
-            // Events without a key are released in portions, so this group may have more of them.
+            // A key is done, because all its events are released at once. Events without a key are released in
+            // portions, so they are done only once a portion is empty.
             if !group.1.is_empty() || left == 0 {
                 after = Some(group);
             }

@@ -107,16 +107,16 @@ impl SlotDrop {
     }
 }
 
-/// A slot to advance, and what the move would leave out.
+/// A slot to advance, and what the advance would leave out.
 pub(crate) struct SlotAdvance {
     pub(crate) left_out: LeftOut,
-    /// The position to move to.
+    /// The position to which the slot advances.
     pub(crate) to: Lsn,
 }
 
 impl SlotAdvance {
     /// Reads which events and WAL an advance would leave out. Changes nothing. Without `to`, the slot
-    /// moves to the server's current position.
+    /// advances to the server's current position.
     ///
     /// # Errors
     /// `slot-missing`; `slot-foreign`; database errors.
@@ -145,8 +145,8 @@ impl SlotAdvance {
         let Self { mut left_out, to } = self;
         let left = PgLsn::from(left_out.confirmed_flush_lsn.as_u64());
         slots::can_advance(sql, &settings.slot, to).await?;
-        // First record the position before the advance. A relay with `dispatch = exceptions` notices the
-        // advance only by comparing the slot with this position.
+        // Record the slot's old position before advancing the slot. A relay with `dispatch = exceptions`
+        // notices the advance only by comparing the slot with the old position.
         relay_row::write_left(sql, &settings.slot, left).await?;
         left_out.confirmed_flush_lsn = slots::advance(sql, &settings.slot, to).await?;
         Ok(left_out)

@@ -68,9 +68,9 @@ impl CommandFacts<'_> {
     }
 }
 
-/// The known age of the oldest event may be only a lower bound. Returns a limit: if the lower bound is less
-/// than this limit, the age counts as unknown. The limit is `error_lag` if no relay has read the slot for at
-/// least `error_lag`, because events may then be that old. Otherwise it is the smaller one of `warn_lag` and
+/// Returns the limit for the case that only a lower bound of the oldest event's age is known: a lower bound
+/// below the limit counts as unknown. The limit is `error_lag` if no relay has read the slot for at least
+/// `error_lag`, because events may be that old. Otherwise the limit is the smaller one of `warn_lag` and
 /// `error_lag`.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
@@ -93,7 +93,7 @@ fn is_opening(slot: Option<&Slot>, relay: Option<&RelayRow>) -> bool {
         .is_some_and(|(relay, name)| !relay.is_of(name))
 }
 
-/// Whether the slot has moved on from the position at which capturing began.
+/// Whether the slot's confirmed position is past the position at which capturing began.
 fn has_moved(slot: Option<&Slot>, began: Option<&RecordedPosition>) -> bool {
     let found = slot.and_then(|slot| slot.confirmed_flush_lsn);
     let began = began.and_then(|began| began.confirmed_lsn);

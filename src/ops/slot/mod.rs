@@ -136,7 +136,7 @@ impl SlotSnapshot {
         thresholds: &Thresholds,
         before: Option<&SlotSnapshot>,
     ) -> Result<Self> {
-        // A view must not hang, for example behind a migration that holds a lock on an outbox table.
+        // A snapshot must not hang, for example behind a migration that holds a lock on an outbox table.
         sql.limit_lock_waits(LOCK_TIMEOUT).await?;
         let reading = Self::read(sql, settings, thresholds, before);
         naming_locks(sql, LOCK_TIMEOUT, reading).await
@@ -153,7 +153,7 @@ impl SlotSnapshot {
         let mut relay = shown::read(sql, &name).await?;
         let mut slot = slots::find(sql, &name).await?;
         if slot.is_none() && cluster.in_recovery {
-            // The slot and its relay are on the primary.
+            // The slot is missing here because it and its relay are on the primary.
             return Err(on_standby(sql));
         }
         let at = Instant::now();
@@ -179,7 +179,8 @@ impl SlotSnapshot {
         };
         let (mut verdict, holds) = facts.judge(&name, thresholds);
         if let Some(age) = relay.as_ref().filter(|_| holds).and_then(known_age) {
-            // The relay knows the commit times of the events that it has read.
+            // Prefer the age that the relay has recorded. The relay knows the commit times of the events that it
+            // has read.
             if let Some(pending) = &mut pending {
                 pending.oldest = Some(EventAge::by_commit(age));
             }
@@ -237,7 +238,7 @@ impl SlotSnapshot {
         }))
     }
 
-    /// Returns the slot as this snapshot found it, for a comparison with a later one.
+    /// Returns the slot as this snapshot found it, for a comparison with a later snapshot.
     fn observed(&self, at: Instant) -> Option<SlotObservation<'_>> {
         Some(SlotObservation {
             slot: self.slot.as_ref()?,

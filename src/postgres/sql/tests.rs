@@ -49,7 +49,7 @@ async fn a_statement_that_follows_another_one_does_not_wait_for_a_dead_server() 
         asked.expect_err("the server cannot be reached")
     };
     let stalling = async {
-        // By now the server has answered the first request and waits for the lock.
+        // During this pause, the server answers the first request and begins to wait for the lock.
         tokio::time::sleep(Duration::from_millis(300)).await;
         proxy.set_flow(Flow::Stalled);
     };
@@ -66,7 +66,8 @@ async fn copy(sql: &Sql, statement: &str, rows: &'static [u8]) -> Result<u64> {
     Ok(copying.as_mut().finish().await?)
 }
 
-/// The server answers a COPY differently, depending on where it fails.
+/// Where a COPY fails decides with which messages the server answers it, so this test lets it fail in several
+/// places.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_may_be_idle_after_copies_and_errors_of_every_kind() {
     let (sql, _proxy) = session().await;

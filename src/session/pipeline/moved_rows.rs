@@ -1,5 +1,5 @@
-//! Decides what happens to a moved row: whether it waits, is delivered, or is skipped because its event
-//! has an outcome already. The rules are in `capture::moved`.
+//! Decides whether a moved row waits, is delivered, or is skipped because its event has an outcome already. A moved
+//! row is an insert in the stream whose row another transaction inserted first (see `capture::moved`).
 
 use replication::CommitLsn;
 
@@ -67,9 +67,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row. Skips it if its event has an outcome already, or if this session is already
-    /// sending the event because of an earlier move. In the second case, the position of the earlier move is
-    /// not confirmed before the event has its outcome.
+    /// Delivers a moved row. Skips it if its event has an outcome already, or if this session is already sending
+    /// the event because of an earlier move. In the second case this row needs no outcome of its own, because the
+    /// position of the earlier move is not confirmed before the event has its outcome.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;

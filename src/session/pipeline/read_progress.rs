@@ -1,7 +1,7 @@
 //! Estimates how many events of the open transaction the relay has not read yet.
 //!
-//! The confirmed position does not move while the relay delivers one large transaction. But the positions of the
-//! transaction's changes lie before the position of its commit, so they show how much is left.
+//! The confirmed position shows no progress while the relay delivers one large transaction. But each change of the
+//! transaction has a WAL position before the commit, and the distance to the commit shows how much is left.
 
 use decoder::Lsn;
 

@@ -1,5 +1,5 @@
-//! The part of the pipeline that takes account of a running recovery: which position may be confirmed, and which events
-//! of the stream the relay has already read from a table. The rules are in `recovery`.
+//! What the pipeline does differently during a recovery: it holds back the confirmed position, and skips events of
+//! the stream that the relay has already read from a table. The rules are in `recovery`.
 
 use decoder::Lsn;
 use replication::Confirmable;
@@ -24,8 +24,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The position that may be confirmed. Usually this is the position up to which everything is resolved.
-    /// While a recovery that keeps the slot has rows without an outcome, it is an earlier position.
+    /// The position that may be confirmed. Usually this is the position up to which everything is resolved. In a
+    /// recovery that keeps the slot, it is an earlier position until all rows from the tables have an outcome.
     pub(in crate::session) fn confirmable(&self) -> Confirmable {
         let resolved = self.watermark.confirmable();
         self.held_at.unwrap_or(resolved)

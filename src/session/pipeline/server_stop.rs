@@ -96,7 +96,7 @@ impl Pipeline {
     pub(super) fn on_supervision(&mut self) -> Option<Error> {
         let found = self.supervision.borrow_and_update().clone();
         if found == Supervision::PublicationRight {
-            // The server does not shut down after all, or another server has answered.
+            // Forget the shutdown: the server does not shut down after all, or another server has answered.
             (self.server_stop.last, self.server_stop.moved) = (None, None);
         } else if matches!(found, Supervision::ServerStopping { .. })
             && self.server_stop.last.is_none()

@@ -10,9 +10,8 @@ use slot_manager::{DatabaseOrigin, Health, Slot};
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// The health of the slot that this relay streams from. Does not compare the slot's position with the
-/// recorded one, because a session does this when it opens, and nobody else can move the slot while we hold
-/// it.
+/// The health of the slot that this relay streams from. Does not compare the slot's position with the recorded one,
+/// because a session does this when it opens, and nobody else can advance the slot while we hold it.
 pub(super) fn health_of(slot: &Slot, origin: DatabaseOrigin, oldest: Option<f64>) -> Health {
     let observation = Observation {
         slot: Some(slot),

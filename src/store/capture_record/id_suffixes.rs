@@ -23,9 +23,9 @@ pub(crate) struct IdSuffixes {
     /// Number of times that the table moved to another server. New suffixes contain this number, because the
     /// same OID may belong to different tables on different servers.
     adoptions: u32,
-    /// Set if an older version of Postrider wrote the record, otherwise `None`. That version used no
-    /// suffixes, so tables with a lower OID than this value have no suffix. Rows of these tables may still be
-    /// in the WAL.
+    /// The captured table's OID at the upgrade, if an older version of Postrider wrote the record, otherwise
+    /// `None`. That version used no suffixes. Tables with a lower OID are usually older, so they have no suffix
+    /// either, and their rows that are still in the WAL keep their event ids.
     plain_before: Option<u32>,
 }
 
@@ -112,7 +112,8 @@ impl IdSuffixes {
     pub(crate) fn with_new(&self, new: u32, before: u32) -> Self {
         let mut changed = self.clone();
         if self.plain_before.is_some() {
-            // Record the suffix. OIDs wrap around, so the new OID may be lower than `plain_before`.
+            // Record the suffix, so that `of` does not derive it from the OID. OIDs wrap around: if the new OID is
+            // lower than `plain_before`, `of` would take the new table for an old one, without a suffix.
             changed.known.insert(new, self.own(new));
         }
         changed.plain_before = self.plain_before.filter(|plain| *plain == before);
@@ -124,8 +125,8 @@ impl IdSuffixes {
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();
         copied.known.insert(copy, self.of(original));
-        // Forget the table with the lowest OID. The WAL probably has no more rows of this table. If it has,
-        // the relay publishes these rows again with other event ids.
+        // Forget the table with the lowest OID, because the WAL probably has no more rows of it. If the WAL
+        // has such rows, the relay publishes them again with other event ids.
         while copied.known.len() > MAX_TABLES {
             let mut oids = copied.known.keys();
             let oldest = oids.find(|oid| ![copy, original].contains(oid));
@@ -158,8 +159,8 @@ mod tests {
         assert_eq!(unknown.of(7), "");
     }
 
-    /// An older relay has published rows of earlier tables without a suffix, and the WAL may contain more
-    /// of them.
+    /// An older version published rows of earlier tables without a suffix. Rows of these tables that are still
+    /// in the WAL after the upgrade must keep the same event ids.
     #[test]
     fn tables_from_before_an_upgrade_have_no_suffix_until_two_tables_are_recorded() {
         let upgraded = IdSuffixes::read(7, None, 0).unwrap();

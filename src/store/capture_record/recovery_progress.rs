@@ -7,12 +7,12 @@ use slot_manager::{SlotName, quoted_literal};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// The part of a table that an unfinished recovery has resolved. A recovery reads a table in the order of
-/// `seq`, so all rows up to some `seq` are resolved. Only rows of transactions older than `below` count.
+/// The part of a table that an unfinished recovery has resolved: the rows up to `seq` whose transactions are
+/// older than `below`. There is such a `seq` because a recovery reads a table in the order of `seq`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecoveryProgress {
-    /// A transaction number: only rows of older transactions are resolved. All of these transactions had
-    /// ended before the recovery read the table.
+    /// A transaction number. All older transactions had ended before the recovery read the table, so the
+    /// recovery has seen all of their rows. Rows of later transactions do not count as resolved.
     pub(crate) below: u64,
     /// Rows up to this `seq` are resolved. `None` if all rows are resolved, with any `seq`.
     pub(crate) seq: Option<i64>,

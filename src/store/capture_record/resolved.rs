@@ -14,9 +14,9 @@ use crate::postgres::Sql;
 /// `$4` lists the present partitions. If a recorded partition is missing in `$4`, it may still have unresolved
 /// rows. The statement then adds it to `detached`, unless `$8` lists it as a resolved former partition.
 ///
-/// The statement does not change a floor that is already in `unread` or `uncaptured`. It removes the floor once
-/// `$4` contains its table again. It also removes the floor of a dropped table from `uncaptured`, because
-/// PostgreSQL may give the OID to another table.
+/// The statement adds the floors in `$9` to `unread`, and those in `$10` to `uncaptured`. If a table already has a
+/// floor there, that floor stays. The floor of a table is removed once `$4` contains the table again. The floor of
+/// a dropped table is removed from `uncaptured`, because PostgreSQL may give its OID to another table.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \

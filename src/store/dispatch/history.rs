@@ -19,8 +19,8 @@ const COLUMNS: &str = "\
     (extract(epoch from d.dispatched_at) * 1000000)::bigint, \
     to_jsonb(d) ->> 'replay', to_jsonb(d) ->> 'earlier_messages'";
 
-/// [`newest_of_table`] searches this number of the newest records. There is no index by which it could find the
-/// records of a table, so this number bounds the time of the search.
+/// Number of the newest records that [`newest_of_table`] searches. The limit keeps the search fast, because no index
+/// finds the records of one table.
 const SEARCHED: usize = 10_000;
 
 /// The outcome of an event as commands show it. Times are in RFC 3339, UTC.
@@ -260,8 +260,8 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // From the moment when a replay releases the event until the relay publishes it again, the current message
-    // is also in `earlier_messages`. That entry names the replay that published the message.
+    // While an event is released for a replay, the column `replay` names that replay, which has not published the
+    // event yet. The current message is then also in `earlier_messages`, with the replay that published it.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(index) => earlier.remove(index).replay,
@@ -312,9 +312,9 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
 }
 
 /// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a time.
-/// Uses bisection, which works because commit times grow with positions. Ignores events that were published
-/// from their table, because they have older commit times than their neighbours. The commit LSN of an event
-/// from a table is not a multiple of 8.
+/// Searches by bisection, which works because commit times grow with positions. Events that were published from
+/// their table do not fit this order: their commit times are older than those of their neighbours. The search
+/// leaves these events out, by considering only commit LSNs that are multiples of 8.
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

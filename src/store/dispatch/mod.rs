@@ -1,7 +1,7 @@
 //! The dispatch table, `outbox.dispatch`: the durable outcome of each event.
 //!
 //! [`writer`] records [`outcome`]s in batches, off the hot path, before the relay confirms the positions
-//! of their events (G4). The outcome of a new event becomes a new row ([`rows`]). The outcome of a
+//! of their events (guarantee G4). The outcome of a new event becomes a new row ([`rows`]). The outcome of a
 //! [`released`] event updates the event's row. After a restart, [`recorded`] finds the events that
 //! already have an outcome, so that they are not sent again (G3). Once our walsender has the slot
 //! ([`slot_reader`]), [`predecessor`] waits until the previous relay writes no more rows. [`successor`]

@@ -9,7 +9,7 @@ use publisher::MessageIds;
 
 use crate::event::{EventRef, OrderingKey};
 
-/// One outcome for events of one topic and ordering key.
+/// Events of one topic and ordering key that have the same outcome.
 #[derive(Debug)]
 pub(crate) struct Record {
     /// `None` when the topic cannot be determined.

@@ -23,9 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// events may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Every transaction of a writer first reads this table, to check who serves the slot. So the transaction
-/// holds a lock on the table until it ends. Only the roles of relays have the privilege to update the table,
-/// so the privilege distinguishes relays from other roles.
+/// The table by which we recognise an open transaction of a writer that uses another role. Every transaction of a
+/// writer first reads this table, so it holds a lock on the table until it ends. Only the roles of relays may update
+/// the table, so sessions of other roles do not count.
 const CHECKED: &str = "outbox.relay";
 
 /// Maximum length of an `application_name`, in bytes: PostgreSQL truncates longer names.
@@ -45,15 +45,15 @@ pub(super) fn writer_name(slot: &SlotName) -> String {
     [start, &ending].concat()
 }
 
-/// Proof that the session has waited until the previous relay had stopped adding records. The session needs
-/// this proof to read which events are recorded. If the wait took too long, the previous relay may still add
+/// Proof that the session has waited for the previous relay to stop adding records. The session needs this proof
+/// to read which events are recorded. If the wait reached its limit, the previous relay may still be adding
 /// records, and this process has logged a warning that events may be published twice.
 #[derive(Debug)]
 pub(crate) struct PredecessorGone(());
 
 impl PredecessorGone {
-    /// Waits as [`wait_for_predecessor`] does. Needs the proof that our walsender reads the slot: while we have
-    /// the slot, no other relay can begin to record anything.
+    /// Waits as [`wait_for_predecessor`] does. `_ours` proves that our walsender reads the slot, so no other relay
+    /// can begin to record outcomes after the wait.
     ///
     /// # Errors
     /// Database errors.

@@ -6,8 +6,8 @@ use decoder::Lsn;
 /// The verdict that a record or an outbox row may be deleted.
 pub(crate) const GO: &str = "go";
 
-/// Selects the name of one captured table that exists and whose identity is not in `$1`. Returns no row if
-/// there is no such table.
+/// Selects the name of one captured table that still exists, but is not among the identities in `$1`. If there is
+/// such a table, no record may be deleted, because the record might belong to one of its rows.
 pub(crate) const OTHER_TABLES: &str = "\
     select pg_catalog.format('%I.%I', c.schema_name, c.table_name) from outbox.capture c \
     where c.identity <> all ($1) and ( \

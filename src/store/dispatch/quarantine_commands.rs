@@ -84,7 +84,7 @@ pub(crate) struct QuarantinedKey {
     pub(crate) topic: Option<String>,
     pub(crate) ordering_key: Option<String>,
     pub(crate) events: i64,
-    /// Number of these events that are released but not published yet.
+    /// Number of the key's events that are released but not published yet.
     pub(crate) released: i64,
     /// `schema.table:id` of the key's first event if its id is not a uuid, otherwise `None`.
     pub(crate) source_id: Option<String>,

@@ -2,9 +2,9 @@
 //! updates between the states.
 //!
 //! Every statement that searches for rows uses the partial index `dispatch_quarantine`, so polling costs
-//! next to nothing while the quarantine is empty, however large the table is. The queries skip through
-//! the index from one group to the next, without reading all rows of a group. An empty topic or key
-//! stands for null, as it does in the index.
+//! next to nothing while the quarantine is empty, however large the table is. A group is a topic and an ordering
+//! key, and an empty string stands for null, as it does in the index. Queries for groups jump through the index
+//! from one group to the next, without reading all rows of a group.
 
 use std::collections::HashMap;
 
@@ -17,10 +17,9 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once. It also limits how many events one session may put into
-/// quarantine without blocking a key. More bad events than this have a common cause, which an operator must
-/// remove before all traffic is in quarantine. The relay's memory for 100,000 keys of usual length is about
-/// 20 MB.
+/// Maximum number of keys that are blocked at once, and of bad events that one session may put into quarantine
+/// without blocking a key. So many bad events have a common cause, so the relay stops before all traffic is in
+/// quarantine. The relay's memory for 100,000 keys of usual length is about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops at this number, because nobody needs to know a higher number exactly.
@@ -29,7 +28,7 @@ const COUNTED: i64 = 1_000_000;
 /// Counting the events of one key stops at this number.
 pub(crate) const COUNTED_PER_KEY: i64 = 1_000;
 
-/// Number of keys among which [`oldest_keys`] searches, in the order of topic and key. This bounds the time,
+/// Number of keys that [`oldest_keys`] considers, in the order of topic and key. The limit keeps the query fast,
 /// because each key costs a search in the index.
 const SEARCHED_KEYS: i64 = 1_000;
 
@@ -39,8 +38,8 @@ const PG_EPOCH_MICROS: i64 = 946_684_800_000_000;
 /// An SQL condition that selects the groups after the group with topic `$2` and key `$3`.
 const BEYOND: &str = "AND (coalesce(d.topic, ''), coalesce(d.ordering_key, '')) > ($2, $3)";
 
-/// Returns a query for the first row of each group that has rows in `state`, ordered by group. It starts
-/// with the first group that fulfils the condition `which`.
+/// Returns a query for the first row of each group that has rows in `state`, ordered by group. The query begins
+/// with the first group that fulfils the SQL condition `which`.
 fn groups_sql(state: &str, which: &str) -> String {
     format!(
         "WITH RECURSIVE g AS ( \
@@ -61,8 +60,8 @@ fn groups_sql(state: &str, which: &str) -> String {
 }
 
 /// Reads released rows of one group. A released event with a message id was published before and is being
-/// replayed; the last column then has the name of the replay. The column `replay` is read through JSON,
-/// because it does not exist in a database that is not migrated yet.
+/// replayed, and the last column has the name of its replay. The column `replay` is read through JSON, because
+/// a database that is not migrated yet does not have the column.
 const PAGE: &str = "\
     SELECT commit_lsn, ordinal, event_id, source_id, committed_at, error, \
         CASE WHEN message_id IS NOT NULL THEN coalesce(to_jsonb(d) ->> 'replay', '') END \
@@ -75,7 +74,8 @@ const MARK: &str = "\
     UPDATE outbox.dispatch SET state = 'released' \
     WHERE state = 'quarantined' AND coalesce(topic, '') = $1 AND coalesce(ordering_key, '') = $2";
 
-/// A released event with a message id was being replayed, so its state becomes `published` again.
+/// Ends the release of a group's events. They become `quarantined` again, except replayed events, which have a
+/// message id and become `published` again.
 const SEND_BACK: &str = "\
     UPDATE outbox.dispatch \
     SET state = CASE WHEN message_id IS NULL THEN 'quarantined' ELSE 'published' END \

@@ -70,10 +70,10 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// Set if an event after the slot's position was published from its table. The value is the end of the
-    /// WAL when the session began. After a crash of the server, the slot may be back at a position before a
-    /// recovery. The stream may then deliver such an event again, before this end of the WAL. The record of
-    /// the event has another position, so the relay must look the event up by its id.
+    /// The end of the WAL when the session began, if an event after the slot's position was published from its
+    /// table. Otherwise `None`. After a crash of the server, the slot may be back at a position before a
+    /// recovery, and the stream may deliver such an event before this end of the WAL. The event's row has
+    /// another position, so the relay must look the event up by its id.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }
@@ -156,8 +156,8 @@ impl EarlierOutcomes {
         Ok(())
     }
 
-    /// Whether a seemingly new event at this position might have been published from its table. The record of
-    /// such an event has another position.
+    /// Whether an event at this position, which has no row there, might have been published from its table. The
+    /// row of such an event has another position, so the caller must look the event up by its id.
     pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
         self.from_tables_before
             .is_some_and(|end| at.commit.lsn() < end)
@@ -245,7 +245,7 @@ pub(crate) async fn last_ordinal(
     sql: &Sql,
     commits: impl IntoIterator<Item = CommitLsn>,
 ) -> Result<u32> {
-    // One search in the index per commit LSN: many rows may have the same one.
+    // Search the index once per commit LSN, because many rows may have the same commit LSN.
     const STATEMENT: &str = "\
         SELECT coalesce(max((SELECT max(ordinal) FROM outbox.dispatch WHERE commit_lsn = c)), 0) \
         FROM unnest($1::pg_lsn[]) c";

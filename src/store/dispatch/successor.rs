@@ -1,11 +1,11 @@
 //! Fencing of the old relay: decides whether another relay has taken over the slot. If one has, it publishes
 //! our unrecorded events again, so we must no longer record them.
 //!
-//! - If our walsender reads the slot, no other relay serves it. We are going to confirm the events, so we
+//! - If our walsender reads the slot, no other relay has taken over. We are going to confirm the events, so we
 //!   must record their outcomes first.
 //! - If another process reads the slot, another relay has taken over.
-//! - If nobody reads the slot, another relay may have taken over and stopped again. If so, that relay's
-//!   name is still in `outbox.relay`, and it may have published the events that we are about to record.
+//! - If nobody reads the slot, another relay may have taken over and stopped again. Its name is then still in
+//!   `outbox.relay`. It may have published the events that we are about to record, so it counts as a successor.
 
 /// A query that returns which process reads the slot, and whether another instance has begun to serve the
 /// slot. The writer runs the query in every transaction. `$1` is the slot, `$2` our instance.

@@ -1,14 +1,12 @@
 //! The dispatch writer: records outcomes on its own connection, with one transaction per batch.
 //!
-//! While one batch is being written, outcomes gather for the next, so batches grow with the load. There is a
-//! minimum time between small batches (`batch`), because each commit makes the server flush its WAL, and
-//! commits of the services wait for that flush. Only an earlier small batch delays a small batch. So the first
-//! batch after an idle time is written at once, and usually so is a small batch after a large one. Publishing
-//! never waits for a row to be written.
+//! While one batch is being written, outcomes gather for the next, so batches grow with the load. Publishing never
+//! waits for a row to be written. There is a minimum time between two small batches (`batch`), because each commit
+//! makes the server flush its WAL, and commits of the services wait for that flush. The first batch after an idle
+//! time is written at once. A large batch is never delayed.
 //!
-//! After a temporary error, the writer writes the batch again, over a new connection if necessary. The first
-//! attempt may have been committed although its answer was lost, so the writer does not change rows that
-//! exist already.
+//! After a temporary error, the writer writes the batch again over a new connection. The first attempt may have
+//! been committed although its answer was lost, so the writer leaves rows that already exist as they are.
 //!
 //! A relay that has lost the slot must not record anything. The next relay on the slot has already read the
 //! table, and publishes every event that had no row at that time. Rows that we added later would make some of

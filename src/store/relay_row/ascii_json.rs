@@ -3,12 +3,13 @@
 
 use serde::Serialize;
 
-/// A value as JSON, with only ASCII characters.
+/// A value as JSON, with only ASCII characters, in two forms.
 pub(super) struct AsciiJson {
-    /// The exact value, with escapes such as `\u2192`. A database whose encoding lacks the character refuses
-    /// this form as `jsonb`.
+    /// The exact value, for databases in UTF-8: JSON escapes such as `\u2192` replace the characters outside
+    /// ASCII. A database whose encoding lacks such a character cannot convert this form to `jsonb`.
     pub(super) exact: String,
-    /// The value with readable text instead of each other character, such as `\u{2192}`.
+    /// A form for databases of any encoding: plain text such as `\u{2192}` replaces each character outside
+    /// ASCII.
     pub(super) readable: String,
 }
 

@@ -84,10 +84,11 @@ pub(crate) async fn audited(
 }
 
 /// Records that the publication was found wrong, so PostgreSQL may have left out some rows of the stream. The
-/// catalogue may keep no trace of the fault, so without this note a restarted relay could not notice it. The
-/// next audit or recovery removes the note. `walsender` is the walsender of our session, if it reads the
-/// slot. Does nothing if another session reads the slot, because the relay of that session may have other
-/// settings, and sees for itself whether its publication is wrong.
+/// catalogue may keep no trace of the fault, so without this note a restarted relay could not notice it. The next
+/// audit removes the note.
+///
+/// `walsender` is our walsender, if it reads the slot. Does nothing if another session reads the slot, because
+/// the relay of that session checks the publication by its own settings.
 pub(crate) async fn note_wrong_publication(
     sql: &Sql,
     slot: &SlotName,

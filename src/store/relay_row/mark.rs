@@ -23,10 +23,10 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Marks the slot for recovery with a new slot, unless another relay reads the slot. The other relay would
-/// itself find out that the slot cannot be read. Replaces the reason of an older mark, because a recovery for
-/// the older reason might keep the stuck slot. Only the reason `first-start` stays, because it says that no
-/// relay has served the slot yet.
+/// Marks the slot for recovery with a new slot, unless another relay reads the slot. The other relay finds out
+/// for itself if the slot is stuck. Replaces the reason of an older mark, because a recovery for the older reason
+/// might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay has used the slot
+/// yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -43,8 +43,7 @@ const IS_ANOTHERS: &str = "\
     WHERE r.slot = $1 AND r.instance <> $2 AND s.active";
 
 /// Marks the slot for recovery with a new slot. Replaces the reason of an older mark, as [`MARK_STUCK`] does.
-/// Does not change `instance`, because the command that runs this statement is not the relay that serves the
-/// slot.
+/// Keeps `instance`, because a command runs this statement, not a relay.
 const REQUEST: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -128,7 +127,7 @@ async fn mark(
 }
 
 /// Marks the slot for recovery on behalf of an operator. The next session of any relay on this slot then
-/// recovers with a new slot. Also records the present cluster as the cluster on which the slot is served.
+/// recovers with a new slot. Also records that the slot is on the present cluster.
 pub(crate) async fn request_recovery(
     sql: &impl GenericClient,
     slot: &SlotName,
@@ -169,8 +168,9 @@ pub(crate) async fn write_unfinished(
     }
 }
 
-/// Removes the mark if it still belongs to the recovery whose slot has this consistent point. Returns
-/// whether the mark was removed. The caller has resolved every event that the slot will not stream.
+/// Removes the mark when a recovery has finished: every event that its slot does not stream is resolved.
+/// `consistent_point` identifies the recovery. Returns false, and keeps the mark, if the slot was marked again
+/// in the meantime.
 pub(crate) async fn recovered(
     sql: &Sql,
     slot: &SlotName,

@@ -122,7 +122,7 @@ impl Serialize for RecordKeeping {
 }
 
 /// Reads a mode from `outbox.relay`. An unknown word, which a later version may have written, is treated
-/// as `exceptions`, because that mode relies on less.
+/// as `exceptions`, because in that mode the relay does not rely on records being complete.
 pub(super) fn mode(word: &str) -> Dispatch {
     Dispatch::named(word).unwrap_or(Dispatch::Exceptions)
 }

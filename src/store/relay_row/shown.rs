@@ -74,8 +74,8 @@ pub(crate) struct ShownPruning {
 /// Reads the relay's row. Returns `None` if there is no row, or if the relay's tables do not exist.
 ///
 /// # Errors
-/// Database errors. One of them is `privilege-missing`: without the row, a command cannot say whether
-/// the relay delivers.
+/// Database errors, such as `privilege-missing`, because without the row a command cannot say whether the relay
+/// delivers.
 pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<Option<RelayRow>> {
     match sql.query_opt(RELAY, &[&slot.as_str()]).await {
         Ok(row) => Ok(row.map(|row| {
@@ -132,7 +132,7 @@ fn condition(json: Option<&str>, seconds_ago: Option<f64>) -> Option<Condition> 
     condition.for_seconds += ago;
     let left = condition.caught_up_in_seconds;
     condition.caught_up_in_seconds = left.map(|seconds| (seconds - ago).max(1.0));
-    // An age of zero means that no event is pending, so no age can grow.
+    // Zero means that no event is pending, so do not add the elapsed time: show no age.
     let oldest = condition.oldest_seconds.filter(|age| *age > 0.0);
     condition.oldest_seconds = oldest.map(|age| age + ago);
     for topic in &mut condition.topics {
@@ -178,9 +178,9 @@ impl RelayRow {
     }
 }
 
-/// Returns the last position that a relay on this slot has confirmed. If there is one, a missing slot means a
-/// gap. Returns `None` if no relay has served the slot, if the relay's tables do not exist, or if this role
-/// has no privilege to read them.
+/// Returns the last position that a relay on this slot has confirmed. If a position is recorded but the slot no
+/// longer exists, the stream may have missed events. Returns `None` if no relay has used the slot, if the relay's
+/// tables do not exist, or if this role has no privilege to read them.
 ///
 /// # Errors
 /// Database errors.

@@ -15,8 +15,8 @@ const NEXT_EVENTS: &str = "\
     where replay = $1 and topic = $2 and ordering_key = $3 and dispatched_at is null \
     order by commit_lsn, ordinal limit $4";
 
-/// Waits until no other replay is releasing events of this key. This is a separate statement, so that the
-/// statements after it see the changes of the other replay.
+/// Waits until no other replay is releasing events of this key. A statement sees only changes that were committed
+/// before it began, so the lock has a statement of its own. The statements after it see the other replay's changes.
 const LOCK_GROUP: &str = "\
     select pg_advisory_xact_lock(pg_catalog.hashtextextended($1::text || chr(10) || $2::text, 1886352239))";
 
@@ -29,10 +29,9 @@ const IS_BUSY: &str = "\
         or exists (select from outbox.dispatch d where d.state = 'released' \
             and coalesce(d.topic, '') = $1 and coalesce(d.ordering_key, '') = $2)";
 
-/// Releases published events, and adds the last message of each event to its `earlier_messages`. If
-/// `earlier_messages` already contains this message, because an earlier replay released the event without
-/// publishing it again, the statement does not add it a second time. It keeps ten messages: the first and the
-/// last nine.
+/// Releases published events, and adds the last message of each event to its `earlier_messages`. At most ten
+/// messages stay there: the first and the last nine. The last message is already in `earlier_messages` if an
+/// earlier replay released the event but did not publish it, and is then not added again.
 const RELEASE: &str = "\
     update outbox.dispatch d set state = 'released', replay = $1, \
         earlier_messages = case \
@@ -101,8 +100,8 @@ pub(crate) struct ReplayCounts {
     pub(crate) sent: u64,
     /// Number of events that Pub/Sub refused when they were replayed.
     pub(crate) quarantined: u64,
-    /// Number of events that were not sent, because the record is no longer `published`, the row is gone,
-    /// or an earlier event of the key was refused.
+    /// Number of events that were not sent, because their record was gone or no longer `published`, or because
+    /// an earlier event of the key was refused.
     pub(crate) not_sent: u64,
 }
 
@@ -199,8 +198,9 @@ pub(crate) async fn next_group(
 /// these were released. An event whose record is no longer `published` is taken but not released. Does
 /// nothing while the ordering key has quarantined or released events.
 ///
-/// # Errors Database errors. After an error nothing is released, but the connection still has an open
-/// transaction, so the caller must close the connection.
+/// # Errors
+/// Database errors. After an error nothing is released, but the connection still has an open transaction, so the
+/// caller must close the connection.
 pub(crate) async fn release(sql: &Sql, name: &str, group: &ReplayGroup) -> Result<(u64, u64)> {
     let (topic, key) = group;
     sql.batch_execute("begin").await?;

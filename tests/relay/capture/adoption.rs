@@ -234,8 +234,8 @@ async fn start_all_publishes_old_rows_even_if_init_ran_without_it() {
     relay.stop().await;
 }
 
-/// `init` has recorded `start = all`. This choice takes precedence, even if the relay runs with
-/// `start = new`.
+/// `init` has recorded `start = all`. The recorded choice takes precedence over `start = new` in the
+/// settings of the relay.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_are_published_if_only_init_ran_with_start_all() {
     let (shop, path) = prepared_with(SETTINGS).await;
@@ -317,9 +317,9 @@ async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_
     relay.stop().await;
 }
 
-/// In the table's file, the last rows of a key lie before its first rows, because they reuse the space of
-/// rows that a poller has deleted. Then `init` adds the columns that Postrider needs. Checks the order of
-/// publication.
+/// Checks that old rows of a key are published in insertion order. In the file of the table, the last rows
+/// of the key lie before its first rows, because they reuse the space of deleted rows. The table gets the
+/// columns that Postrider needs only after these inserts, from `init`.
 async fn old_rows_keep_their_order(version: &str) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();

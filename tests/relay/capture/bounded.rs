@@ -28,9 +28,9 @@ const COUNT_CALLS: &str = "\
             md5(identity || ':' || id || coalesce(':' || inserted_xid::text, ''))::uuid END; \
     END $$";
 
-/// Checks that no statement of a recovery reads more than `at_most` rows while a key is blocked.
-/// Published events have no records here, so the recovery must read the rows of the blocked key and
-/// `ROWS` other rows. The SQL `prepare` runs first.
+/// Runs the SQL `prepare`, blocks a key, and loses the slot. Checks that no statement of the recovery reads
+/// more than `at_most` rows. Published events have no records here, so the recovery reads all rows of the
+/// blocked key, and `ROWS` rows of other keys.
 async fn a_recovery_with_a_blocked_key_is_bounded(prepare: &str, at_most: i64) {
     let mut world = World::new(Kind::Numbered, 20).await;
     world.execute(prepare).await;
@@ -69,8 +69,8 @@ async fn a_recovery_with_a_blocked_key_is_bounded(prepare: &str, at_most: i64) {
     let most = world.database.number(most).await;
     assert!(most > 0, "the recovery has read the table");
     assert!(most <= at_most, "one statement has read {most} rows");
-    // The recovery publishes the key's rows before the bad row again. The bad row and the ten rows
-    // after it stay in quarantine.
+    // The recovery repeats those rows of the blocked key that come before the bad row. The bad row and the
+    // ten rows after it stay in quarantine.
     let waiting = "SELECT outbox.event_uuid('public.numbered', id::text, inserted_xid)::text \
                    FROM public.numbered WHERE aggregateid = 'a-1' ORDER BY id DESC LIMIT 11";
     let waiting = world.database.client.query(waiting, &[]).await.unwrap();

@@ -52,7 +52,8 @@ async fn rows_of_a_future_transaction_are_published_from_the_table_too() {
     world.assert_published_once(relay).await;
 }
 
-/// The old rows were restored from a server with higher transaction ids. Later the new server reaches those ids.
+/// The old rows were restored from a server with higher transaction ids. The relay must still treat them as
+/// old when the new server reaches these ids.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_of_a_restored_table_stay_old_when_the_server_reaches_their_transaction_ids() {
     for dispatch in ["full", "exceptions"] {
@@ -84,8 +85,9 @@ async fn old_rows_of_a_restored_table_stay_old_when_the_server_reaches_their_tra
     }
 }
 
-/// The row's `inserted_xid` is 50 ids ahead of the server. The server reaches this id while the row
-/// waits in a recovery, and then another relay continues the recovery.
+/// The `inserted_xid` of a row is 50 ids ahead of the server. The server reaches this id while the row
+/// waits in a recovery. Another relay then continues the recovery, and must publish the row before the
+/// later rows of its key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_of_a_near_future_transaction_keeps_its_place_in_a_continued_recovery() {
     const AHEAD: &str = "(pg_current_xact_id()::text::bigint + 50)::text::xid8";
@@ -131,8 +133,9 @@ async fn a_very_high_seq_does_not_change_the_order_of_a_recovery() {
     world.assert_published_once(relay).await;
 }
 
-/// With `inserted_xid` = 0 only `xmin` identifies the row's transaction. Here `xmin` is the id of
-/// the savepoint's subtransaction, which `pg_current_snapshot()` does not list.
+/// With `inserted_xid` = 0, only `xmin` identifies the transaction of a row. Here `xmin` is the id of a
+/// subtransaction, and `pg_current_snapshot()` lists no subtransactions. So the relay could mistake the row
+/// for a row that was committed before the first start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_published() {
     let mut world = World::new(Kind::Events, 20).await;
@@ -147,8 +150,8 @@ async fn a_row_with_inserted_xid_0_from_a_savepoint_open_at_the_first_start_is_p
         .await
         .unwrap();
     world.next = 2;
-    // These transactions take higher ids, so the `xmax` of the first start's snapshot is above the
-    // id of the savepoint's subtransaction.
+    // Use up higher ids. The `xmax` of the snapshot of the first start is then above the id of the
+    // subtransaction, so the subtransaction looks finished in this snapshot.
     world
         .execute(
             "DO $$ BEGIN FOR i IN 1..5 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$",

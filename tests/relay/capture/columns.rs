@@ -114,8 +114,9 @@ async fn a_column_list_may_leave_out_seq() {
     world.assert_published_once(relay).await;
 }
 
-/// Migrations of a table often update all old rows, which changes the `xmin` of the rows. For rows that are older
-/// than the column `inserted_xid`, the relay knows only from `xmin` when they were inserted.
+/// Migrations of a table often update all old rows, and each update changes the `xmin` of the row. If a row
+/// is older than the column `inserted_xid`, the relay has only `xmin` to find out when the row was
+/// inserted. The updated rows must stay old all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_rows_that_are_updated_after_init_has_added_the_column_are_not_published() {
     for (kind, dispatch) in [
@@ -134,7 +135,7 @@ async fn old_rows_that_are_updated_after_init_has_added_the_column_are_not_publi
         let done = world.run(&["init", "--apply"], &[]);
         let said = String::from_utf8_lossy(&done.stdout);
         assert!(said.contains("before you update old rows"), "{said}");
-        // The relay is idle, and raises the floor all the same.
+        // The floor must rise although nobody inserts rows.
         let relay = world.streaming().await;
         let is_above = "SELECT count(*) FROM outbox.capture WHERE floor > ALL (added_xids) \
                         AND added_xids <> '{}'";

@@ -15,7 +15,8 @@ use crate::privileges::login_role;
 const HISTORY: u32 = 200_000;
 /// How long the relay may take until it streams.
 const STREAMS_WITHIN: Duration = Duration::from_secs(2);
-/// How many first starts may fail, because another program keeps the machine busy.
+/// How many first starts a test tries. One success is enough, because other programs may keep the machine
+/// busy during the others.
 const BUSY_STARTS: u32 = 5;
 
 /// Returns the transactions that a session of the relay has kept open for more than a second, while the relay
@@ -117,9 +118,9 @@ async fn a_long_history_in_partitions_costs_nothing_at_the_first_start() {
     a_long_history_costs_nothing(Kind::Partitioned).await;
 }
 
-/// Checks that no old row is published although the slot is dropped twice. With `by_init`, the slot
-/// is first dropped before any relay has run. Otherwise it is first dropped right after a first
-/// start. Then an operator requests a recovery. The slot is dropped again after this recovery.
+/// Drops the slot, lets an operator request a recovery, and drops the slot again after this recovery.
+/// Checks that no old row is published. With `by_init`, the first loss of the slot comes before any relay
+/// has run. Otherwise it comes right after a first start.
 async fn no_old_row_is_published_after_a_loss(kind: Kind, by_init: bool) {
     let mut world = World::new(kind, 2_000).await;
     if !by_init {
@@ -267,8 +268,8 @@ async fn init_can_run_again_at_any_time() {
     world.assert_published_once(relay).await;
 }
 
-/// At the first start, the relay's role has no right to read the table, so the relay exits. The next
-/// start must not treat the table as one that a relay has already served.
+/// The first start fails, because the role of the relay has no right to read the table. The second start
+/// must still publish the old rows (`start = all`), although a relay has already started once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;

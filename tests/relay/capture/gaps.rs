@@ -182,8 +182,9 @@ async fn rows_of_a_partition_that_was_filled_while_it_was_detached_are_published
     world.assert_published_once(relay).await;
 }
 
-/// A transaction that is open during a gap commits long after the relay has closed the gap. One of its rows
-/// has a lower id than all rows before.
+/// A transaction that is open during a gap commits long after the relay has published the other rows of the
+/// gap. The relay must find both rows of this transaction, although one of them has a lower id than all
+/// earlier rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_outlives_the_comparison_of_a_gap_loses_no_row_with_a_low_number() {
     let (mut world, relay) = World::served(Kind::Numbered, 100).await;

@@ -62,7 +62,7 @@ async fn assert_horizon_is_held(world: &World) {
 async fn new_rows_are_told_from_old_ones(kind: Kind, is_first_start: bool) {
     let (primary, mut standby) = with_standby().await;
     let emulator = harness::emulator().await;
-    // All old rows are newer than the horizon.
+    // The standby server already holds back the horizon, so even the old rows are newer than the horizon.
     let mut world = World::on(primary, kind, 1_000, emulator).await;
     if is_first_start {
         world = world.without_slot().await;

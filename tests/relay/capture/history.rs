@@ -1,7 +1,8 @@
 //! Runs random histories and checks them against a simple model: the relay publishes every row that a
 //! committed transaction inserted since capturing began, and no other row. Rows of each key are published
-//! in order. Rows of gaps have keys of their own. One history has a new seed in each run. The output names
-//! the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history.
+//! in order. (Rows of gaps have keys of their own, because the relay publishes them later.) The output
+//! names the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history. One test uses a new
+//! seed in each run.
 //!
 //! Rows that PostgreSQL cannot send go to quarantine (`unsendable`). Partitions come and go
 //! (`partitions`), transactions end in many ways (`transactions`), and tables are created again (`tables`).
@@ -130,9 +131,9 @@ impl History {
             None => {
                 self.say("start");
                 let relay = self.world.relay();
-                // Wait until the relay has begun, because the next step may break the publication,
-                // and a relay that starts without a correct publication exits. The relay is a standby
-                // while the server still creates a slot for the previous relay.
+                // Wait until the log shows that the relay has begun. The next step may break the
+                // publication, and a relay that starts without a correct publication exits. (The log says
+                // `standby` while the server still creates a slot for the previous relay.)
                 eventually("the relay has begun", || async {
                     let log = relay.log();
                     let has_begun = |word| log.contains(word);

@@ -43,8 +43,8 @@ async fn rows_of_an_attached_partition_are_published_even_if_the_slot_is_lost() 
     world.assert_published_once(relay).await;
 }
 
-/// When the partition is attached, its rows are already below the floor, where an ordinary audit does not
-/// look.
+/// When the partition is attached, its rows are already below the floor. The relay must publish them,
+/// although an ordinary audit does not read rows below the floor.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_filled_long_before_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;
@@ -122,8 +122,8 @@ async fn moved(how: &str, with_restart: bool) {
 async fn a_moved_row_whose_record_was_pruned_is_published_again_under_its_event_id() {
     let (world, relay) = World::served(Kind::Partitioned, 60).await;
     world.wait_until_compared(&relay).await;
-    // The pruning alone does not make the relay publish the rows again, because the relay compares the
-    // whole table only after a change.
+    // Only the move below makes the relay publish the pruned rows again. The pruning alone does not,
+    // because the relay compares the whole table only after a change of the table.
     let prune = "DELETE FROM outbox.dispatch d USING public.parts e \
                  WHERE d.event_id = e.id AND e.day < '2022-06-01'";
     let pruned = world.database.client.execute(prune, &[]).await.unwrap();

@@ -26,7 +26,7 @@ fn channel(url: Uri, tls: Option<Tls>) -> Channel {
     })
 }
 
-/// Builds TLS that trusts only this certificate.
+/// Builds a TLS configuration that trusts only this certificate, or no certificate.
 fn tls(trusted: Option<CertificateDer<'static>>) -> Tls {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(trusted);

@@ -15,9 +15,12 @@ use x509_cert::der::oid::db::rfc5912::{
 
 use super::tls::proves_its_key;
 
-/// Computes the hash of `certificate`. Returns `None` if `hash` does not know the signature algorithm. An
-/// example is Ed25519, which names no hash function. Also returns `None` if the TLS handshake does not prove
-/// that the server owns the certificate's key, because then anybody could present the certificate.
+/// Computes the hash of `certificate`. Returns `None` in two cases:
+///
+/// - `hash` does not know the certificate's signature algorithm, for example Ed25519, which names no hash
+///   function.
+/// - The TLS handshake does not prove that the server owns the certificate's key. Anybody could have presented
+///   such a certificate, so a login that is bound to it would not be protected.
 pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     if !proves_its_key(certificate) {
         return None;

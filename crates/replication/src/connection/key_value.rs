@@ -1,9 +1,9 @@
 //! Parses a connection string of the form `host=db.example dbname=shop` into libpq's parameters.
 //!
-//! An unquoted space or quote can end a password too early, and the rest of the password would then
-//! become a parameter. So this parser refuses two things that libpq accepts: text directly after a
-//! closing quote, and a backslash at the end. Errors show nothing of the text except libpq's own
-//! parameter names.
+//! A space or a quote without a backslash can end a password too early, so that the rest of the
+//! password is read as a parameter. To detect such mistakes, this parser refuses two things that
+//! libpq accepts: text directly after a closing quote, and a backslash at the end. Errors show
+//! nothing of the text except libpq's own parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-KEYWORD-VALUE>
 

@@ -8,8 +8,9 @@
 //!
 //! **Invariants.** Only `tls/verifier.rs` decides how much of a certificate is verified. The search
 //! path is set when a session starts, so unqualified names refer only to PostgreSQL's own objects.
-//! Error texts are built from parsed parts, and contain no piece of a URL and no value of a
-//! parameter.
+//! Errors about invalid connection parameters show no piece of a URL and no value of a parameter,
+//! except the path of a service file. Other errors may show the user, the server and the database,
+//! but never the password.
 
 mod channel_binding;
 mod end_point;

@@ -202,9 +202,9 @@ pub(super) const PARAMETERS: &[Parameter] = &[
 
 /// Returns the parameter called `name`. `location` is the place where the name was found; errors show it.
 ///
-/// # Errors `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a
-/// piece of a password. Its hint suggests the parameter with the most similar name. If no name is similar, the
-/// error has the hint `hint`.
+/// # Errors
+/// `InvalidTarget` if libpq has no such parameter. The error does not show `name`, which may be a piece of a
+/// password. The error's hint suggests a parameter with a similar name, or is `hint` if no name is similar.
 pub(super) fn named(name: &str, location: &str, hint: &str) -> Result<&'static Parameter> {
     let found = PARAMETERS.iter().find(|parameter| parameter.name == name);
     found.ok_or_else(|| {

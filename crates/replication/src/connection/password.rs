@@ -29,8 +29,8 @@ use standard_error::while_logging;
 /// has any of these bits.
 const OTHERS: u32 = 0o077;
 
-/// How long the command may run. If three quarters of `connect_timeout` are shorter, they are the limit. Both
-/// limits are shorter than the time limit for connecting, so that the error names the command as the cause.
+/// How long the command may run. With a short `connect_timeout`, the limit is three quarters of that timeout
+/// instead. So a command that hangs reaches its own limit first, and the error names the command as the cause.
 const COMMAND_LIMIT: Duration = Duration::from_secs(8);
 
 /// Maximum length in bytes of the first line that the command prints. Passwords and tokens are much
@@ -149,7 +149,7 @@ async fn of_command(command: &str, limit: Duration) -> Result<String> {
 
 /// Waits until the command has ended, and returns its exit status and the first line that it
 /// printed. Does not wait for programs that the command leaves in the background, which may keep
-/// the pipe open. If the line reaches [`LINE_MAX`], returns `None` without waiting for the end.
+/// the pipe open. Returns `None`, even before the command has ended, if the line reaches [`LINE_MAX`].
 async fn first_line(child: &mut Child) -> std::io::Result<Option<(ExitStatus, Vec<u8>)>> {
     let mut line = Vec::new();
     let Some(stdout) = child.stdout.take() else {

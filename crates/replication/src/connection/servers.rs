@@ -1,10 +1,14 @@
 //! The configured servers of the database, in the order in which a session tries them.
 //!
 //! As in libpq, a session uses the first server that it can reach. If `target_session_attrs` requires a
-//! primary, the session skips standby servers. A failed login ends the search. Otherwise an error of the next
-//! server would hide why the login failed. Two things differ from libpq. With several hosts, the default is
-//! `target_session_attrs=primary`, because this crate can do nothing on a standby server. And a session also
-//! skips a server that closes the connection before the login.
+//! primary, the session skips standby servers. A failed login ends the search, because an error of the next
+//! server would hide why the login failed.
+//!
+//! Two things differ from libpq:
+//!
+//! - With several hosts, the default is `target_session_attrs=primary`, because this crate can do nothing on a
+//!   standby server.
+//! - A session also skips a server that closes the connection before the login.
 //!
 //! An SQL session chooses the server. A replication session is given the [`Target`] of an SQL
 //! session, so both sessions use the same server.

@@ -1,10 +1,12 @@
 //! Reads a service from libpq's service files. A service is a named group of connection parameters.
 //!
-//! As in libpq, the files are read in this order: first the file that `servicefile`
-//! (`PGSERVICEFILE`) names, or `~/.pg_service.conf` if none is named, then `pg_service.conf` in the
-//! folder that `PGSYSCONFDIR` names. Unlike libpq, we do not fall back to a built-in system folder
-//! if `PGSYSCONFDIR` is not set. A service file may contain passwords, so errors show only the
-//! file's path and the line number.
+//! As in libpq, there are two files, and the first one that has the service counts:
+//!
+//! 1. the file that `servicefile` (`PGSERVICEFILE`) names, or else `~/.pg_service.conf`
+//! 2. `pg_service.conf` in the folder that `PGSYSCONFDIR` names. Unlike libpq, we use no built-in
+//!    system folder if `PGSYSCONFDIR` is not set.
+//!
+//! A service file may contain passwords, so errors show only the file's path and the line number.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 

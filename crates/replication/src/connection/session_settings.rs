@@ -2,8 +2,8 @@
 //! change how a session behaves.
 //!
 //! We send these settings in the startup packet, where they override the settings of the role and the
-//! database. The operator's connection parameter `options` is sent before these settings, and must not
-//! contain any of them.
+//! database. The startup packet also contains the operator's connection parameter `options`, which is refused
+//! if it sets one of our settings.
 
 use super::parameters::invalid;
 use crate::error::Result;
@@ -14,9 +14,9 @@ const COMMON: &[(&str, &str)] = &[
     // types and tables, never to objects that another role created in a schema of the search path.
     // Our own tables are always written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
-    // An administrator may make sessions read-only for all roles, and managed services do so when
-    // the disk is full. The relay must be able to record outcomes even then, because the server
-    // cannot remove WAL before the relay has done so.
+    // The relay must be able to record outcomes even if an administrator has made all sessions
+    // read-only. Managed services do so when the disk is full, and the server can free the disk from
+    // WAL only after the relay has recorded the outcomes.
     ("default_transaction_read_only", "off"),
     // The relay sets its own time limits where it needs them.
     ("lock_timeout", "0"),
@@ -37,8 +37,8 @@ const COMMON: &[(&str, &str)] = &[
 
 /// Further settings, for SQL sessions only.
 const SQL: &[(&str, &str)] = &[
-    // With `on`, a row-level security policy silently hides rows. With `off`, the server refuses
-    // the query (42501).
+    // If a row-level security policy would hide rows, let the server refuse the query (42501). With
+    // `on`, the query would succeed without these rows, and nobody would notice.
     ("row_security", "off"),
     // A second query in the same transaction must see rows that were committed after the first
     // query.

@@ -165,8 +165,8 @@ mod tests {
         assert!(!format!("{error:?}").contains("ter2"), "{error:?}");
     }
 
-    /// Our parsers and tokio-postgres read the same values, even from texts that are hard to parse.
-    /// This holds for pairs and for a URL.
+    /// Our parsers of pairs and of URLs read the same values as tokio-postgres, even from texts that
+    /// are hard to parse.
     #[test]
     fn both_forms_mean_the_same_as_to_tokio_postgres() {
         let values = [

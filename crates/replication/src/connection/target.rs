@@ -1,8 +1,8 @@
 //! One server of the database, and how to log in there.
 //!
 //! `sources.rs` gathers the parameters, `parameters.rs` lists the supported ones, `servers.rs`
-//! interprets the lists of hosts, and this module interprets all other values. No `Debug` output
-//! and no error text contains the password, and no error shows the value of a parameter.
+//! interprets the lists of hosts, and this module interprets all other values. Its errors show no
+//! value of a parameter, and no `Debug` output contains the password.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html>.
 
@@ -252,7 +252,8 @@ fn ssl_sni(found: &Parameters) -> Result<bool> {
 
 fn connect_timeout(found: &Parameters) -> Result<Duration> {
     let seconds: Option<i32> = number(found, "connect_timeout")?;
-    // In libpq, 0 and negative numbers mean "no limit", and 1 means 2. We always need a limit.
+    // In libpq, 1 means 2, and 0 and negative numbers mean "no limit". We always need a limit, so they
+    // mean the default.
     Ok(match seconds {
         None | Some(..=0) => CONNECT_TIMEOUT,
         Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),
@@ -286,9 +287,11 @@ fn number<N: FromStr>(found: &Parameters, name: &'static str) -> Result<Option<N
         .map_err(|_| invalid(format!("`{name}` is not a whole number")))
 }
 
-/// Reads `sslmode`. As in libpq, `sslrootcert=system` implies `verify-full` and allows nothing weaker. A
-/// public authority signs certificates for anybody, so only the host's name distinguishes the server from an
-/// impostor. For the same reason `verify-ca`, which ignores the name, needs a file of authorities.
+/// Reads `sslmode`. As in libpq, `sslrootcert=system` implies `verify-full` and allows nothing weaker.
+///
+/// The operating system trusts public authorities, which sign certificates for anybody. With them, only the
+/// host's name in the certificate distinguishes the server from an impostor. So `verify-ca`, which ignores the
+/// name, needs an `sslrootcert` file with other authorities.
 fn ssl_mode(found: &Parameters, host: &Host) -> Result<SslMode> {
     let root = found.get("sslrootcert").map(String::as_str);
     let mode = found.get("sslmode").map(|mode| mode.parse()).transpose()?;

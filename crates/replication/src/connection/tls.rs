@@ -62,8 +62,8 @@ pub(super) fn server_name(host: &str, target: &Target) -> Result<ServerName<'sta
     match ServerName::try_from(host.to_owned()) {
         Ok(name) => Ok(name),
         Err(_) if target.ssl_mode != SslMode::VerifyFull => {
-            // A placeholder. rustls never sends an IP address to the server, and this `sslmode`
-            // does not compare the name.
+            // The placeholder has no effect: rustls never sends an IP address to the server, and this
+            // `sslmode` does not compare the name with the certificate.
             Ok(ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED)))
         }
         Err(e) => Err(failed(target, "no certificate can name this host").caused_by(e)),
@@ -113,8 +113,8 @@ fn roots(file: Option<&Path>) -> Result<TrustedAuthorities> {
     let listed = match file {
         Some(path) => {
             let listed = certificates(path)?;
-            // Skips certificates that cannot be authorities, because the server's own certificate
-            // may be in the file.
+            // Skip a certificate that cannot be an authority. It may be the server's own certificate,
+            // which is trusted because `listed` contains it.
             store.add_parsable_certificates(listed.iter().cloned());
             listed
         }

@@ -1,9 +1,9 @@
 //! Parses a connection URL into libpq's parameters.
 //!
-//! An unencoded `@`, `/` or `?` in a password moves a part of the password into the host, the port,
-//! the database or a parameter, and from there into messages. So this parser refuses an ambiguous
-//! URL, and its errors show no part of the URL. They name only the position of the problem and
-//! libpq's own parameter names.
+//! If a password contains an unencoded `@`, `/` or `?`, a part of the password would be read as host,
+//! port, database or parameter, and messages would show this part. So the parser refuses an ambiguous
+//! URL. Its errors show no part of the URL, only the position of the problem and libpq's own
+//! parameter names.
 //!
 //! Source: <https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING-URIS>
 

@@ -45,7 +45,8 @@ fn an_insert_from_the_wire_is_mapped_even_with_more_columns_than_fit_inline() {
             payload.extend((text.len() as u32).to_be_bytes());
             payload.extend(text);
         }
-        // Unused columns may contain anything, even values that would be refused in a used column.
+        // The mapper does not read unused columns, so they may contain values that would be refused in a used
+        // column.
         payload.extend(std::iter::repeat_n(b'u', padding));
         let Ok(WalMessage::Insert(insert)) = decoder::decode(&payload) else {
             unreachable!()

@@ -77,8 +77,8 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
         "{refused}"
     );
     assert_eq!(refused.code(), "event-invalid");
-    // A configured template applies to rows whose topic column is null, so the template's columns must exist.
-    // The default template does not apply to such rows.
+    // If the settings have a template, it applies to rows whose topic column is null. So the columns in the template
+    // must exist. The default template does not apply to such rows when there is no aggregate type.
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }

@@ -85,8 +85,9 @@ pub(super) async fn write(
     let mut there = HashSet::new();
     for _ in 0..MAX_CONFLICTS {
         match attempt(context, connected, batch, &there).await {
-            // An earlier attempt was committed, and only its answer was lost. PostgreSQL has rolled back the
-            // present attempt. The connection stays usable, because the server has read the whole COPY.
+            // Some rows exist already, because an earlier attempt was committed and only its answer was lost.
+            // PostgreSQL has rolled back the present attempt, so try again without these rows. The connection
+            // stays usable, because the server has read the whole COPY.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
                 there = rows_that_are_there(&connected.sql, batch).await?;
             }
@@ -176,8 +177,8 @@ async fn attempt(
 /// Returns the positions of those new events of the batch that already have a row.
 ///
 /// # Errors
-/// `internal` if a row has the position of an event, but belongs to another event. Such a row must not make the
-/// event count as recorded. The next session looks up the events of this transaction by their ids.
+/// `internal` if the row at an event's position belongs to another event. The event must not count as recorded
+/// because of this row. The next session looks up the events of this transaction by their ids.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);

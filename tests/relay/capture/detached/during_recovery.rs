@@ -29,8 +29,9 @@ async fn recovering(dispatch: &str, rows: u32) -> (World, Relay) {
     (world, relay)
 }
 
-/// The partition is detached while a recovery reads the table, and attached again before the recovery has read the whole
-/// table. The partitions are then the same at the start and at the end, so comparing them does not show the gap.
+/// The partition is detached while a recovery reads the table, and attached again before the recovery has
+/// read the whole table. The table has the same partitions at the start and at the end, so the relay must
+/// notice in another way that it has missed rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_that_is_away_for_a_part_of_a_recovery_are_published() {
     let (world, relay) = recovering("exceptions", 40_000).await;

@@ -45,7 +45,7 @@ pub(super) async fn while_logging<T>(
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
         result
     };
-    // The last line may be incomplete, if a program in the background keeps the pipe open.
+    // Log the rest even without a line end, because a program in the background may keep the pipe open.
     if !line.is_empty() {
         log_line(&line);
     }

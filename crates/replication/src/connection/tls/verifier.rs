@@ -119,7 +119,8 @@ impl ServerCertVerifier for Verifier {
             return Ok(ServerCertVerified::assertion());
         }
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // webpki checks the name last. So an error about the name means that the chain is valid.
+            // webpki checks the name last. So an error about the name means that the chain is valid, which
+            // is enough if the certificate need not name the host.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !names_host => Ok(ServerCertVerified::assertion()),
