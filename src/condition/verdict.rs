@@ -171,6 +171,7 @@ pub fn decide(seen: StateFacts<'_>) -> Verdict {
     if let (Some((what, remedy)), Some(said)) = (seen.publication, said)
         && said.is_held_up()
         && verdict.state == said.state
+        && said.code.as_deref() != Some(Code::PublicationDrift.name())
     {
         verdict.also_not_streamed(what, remedy);
     }
