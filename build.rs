@@ -1,9 +1,8 @@
 //! Records the commit of the source code, for `postrider --version`, the relay's log and the metrics.
 //!
-//! If the environment sets `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, as the build of a release
-//! does, these values are used. Otherwise, in a git checkout of this repository, the script records HEAD.
-//! A build from an archive without `.git` records nothing. The script runs again only when HEAD moves or
-//! one of the variables changes.
+//! In a git checkout of this repository, the script records HEAD. The build of a release sets the variables
+//! `POSTRIDER_COMMIT` and `POSTRIDER_COMMIT_DATE`, and their values take precedence. A build from an archive
+//! without `.git` and without the variables records nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,8 +18,8 @@ fn main() {
     if RECORDED.iter().all(|(variable, _)| is_given(variable)) || !is_our_checkout() {
         return;
     }
-    // A commit, a checkout or a reset changes at least one of these files: HEAD, its reflog, or the
-    // branch's ref.
+    // Run the script again when HEAD moves. A commit, a checkout or a reset changes at least one of these files:
+    // HEAD, its reflog, or the branch's ref.
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
     for file in ["HEAD", "logs/HEAD", &branch] {
         let path = git(&["rev-parse", "--git-path", file]);

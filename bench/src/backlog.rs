@@ -59,9 +59,8 @@ impl Backlog {
         format!("{} events of {bytes} bytes, {rows}, {keys}", self.events)
     }
 
-    /// The statements that write the rows. Each statement must be sent alone, because PostgreSQL
-    /// runs several statements in one message as one transaction, and a `DO` block that commits
-    /// must not run in a transaction.
+    /// The statements that write the rows. Send each statement in a message of its own: PostgreSQL runs the
+    /// statements of one message in one transaction, and there a `DO` block cannot commit.
     pub(crate) fn statements(&self) -> Vec<String> {
         let key = match self.keys {
             Some(keys) => format!("'k-' || (i % {keys})"),

@@ -1,5 +1,5 @@
-//! Measures a scenario. Both sides drain their backlogs in turn, and the medians of all runs become
-//! a line of the report.
+//! Measures a scenario: both sides drain their backlogs in turn. The medians of all runs become a line of the
+//! report.
 
 use std::path::PathBuf;
 

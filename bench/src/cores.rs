@@ -1,9 +1,9 @@
 //! Which cores a drain may use: all cores for everything, or one core for the database and another
 //! core for the rest.
 //!
-//! On a machine with few cores, the server takes CPU time away from the relay, while a program that
-//! sends from memory has all the CPU time for itself. If the database has its own core, as it has
-//! its own machine in production, both programs have the same CPU time for their requests.
+//! With shared cores, a comparison of the relay with a program that sends from memory is unfair on a small
+//! machine: only the relay shares the CPU time with the server. If the database has its own core, as it has its
+//! own machine in production, both programs have the same CPU time for their requests.
 
 use std::process::{Command, Stdio};
 
@@ -36,8 +36,7 @@ impl Cores {
             command.args(["-acp", &cores, &pid.to_string()]);
             let ended = command.stdout(Stdio::null()).status();
             let ended = ended.map_err(|e| format!("{TASKSET}: {e}"))?;
-            // A listed session can have ended in the meantime, so a failure for a process that is gone
-            // does not count.
+            // Ignore a failure for a process that has ended since it was listed.
             if !ended.success() && usage(pid).is_some() {
                 return Err(format!("{TASKSET} of process {pid} ended with {ended}"));
             }

@@ -46,8 +46,8 @@ impl Database {
             .setting("shared_buffers", "512MB")
             .setting("checkpoint_timeout", "1h")
             .setting("autovacuum", "off")
-            // The benchmark measures latencies from these timestamps. Recording them has no measurable
-            // cost, so it is on for all programs.
+            // The latency measurement needs commit timestamps. All other measurements record them too, because
+            // their cost is too small to measure.
             .setting("track_commit_timestamp", "on")
             .start()
             .map_err(|e| e.to_string())?;
@@ -114,9 +114,8 @@ impl Database {
         u64::try_from(count).map_err(|e| e.to_string())
     }
 
-    /// Writes the backlog and lets the server settle. Returns the position at which the last commit ends.
-    /// A reader that has reached this position has read the whole backlog, even if the server wrote more
-    /// WAL later.
+    /// Writes the backlog, and then runs ANALYZE and CHECKPOINT. Returns the position at which the last commit
+    /// ends. A reader that has reached this position has read the whole backlog.
     pub(crate) async fn load(&self, backlog: &Backlog) -> Result<String, String> {
         self.execute("SET synchronous_commit = off").await?;
         for statement in backlog.statements() {
@@ -183,7 +182,7 @@ impl Database {
         .await
     }
 
-    /// Whether the relay has published all rows that were in the table at its first start, and recorded them.
+    /// Whether the relay has published and recorded all rows that were in the table at its first start.
     pub(crate) async fn has_published_table(&self) -> Result<bool, String> {
         let done = "SELECT count(*) FROM outbox.relay, outbox.capture \
                     WHERE recovering IS NULL AND floor > '0'";

@@ -1,10 +1,12 @@
 //! Runs one drain of a backlog, and measures how long the drain takes and how much CPU time and memory
 //! the processes use.
 //!
-//! The time begins with the start of the program. The drain of a program that exits on its own ends with
-//! the exit. The drain of the relay ends when the slot has confirmed the last event, because by then the
-//! relay has published and recorded every event. A relay that reads the table confirms no event, so its
-//! drain ends with its recovery.
+//! A drain begins with the start of the program. Its end depends on the program:
+//!
+//! - A program that exits on its own: the exit.
+//! - The relay: the moment when the slot has confirmed the last event. By then the relay has published and
+//!   recorded every event.
+//! - A relay that reads the table: the end of its recovery, because these events are not in the stream.
 
 use std::time::{Duration, Instant};
 

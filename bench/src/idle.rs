@@ -15,10 +15,9 @@ use crate::process;
 use crate::report::{Aim, Line};
 use crate::sample::median;
 
-/// How long the server must write no WAL to count as idle. After a write, PostgreSQL also writes
-/// its running transactions to the WAL. The process that does this waits at least 15 s between two
-/// such records, and sleeps up to 10 s when it has little to do. So a server that has written
-/// nothing for 27 s has nothing left to write.
+/// How long the server must write no WAL to count as idle. After any write, PostgreSQL's background writer adds a
+/// record of the running transactions. This record may come up to 25 s later: the background writer keeps 15 s
+/// between two such records, and sleeps up to 10 s when it has little to do. Two seconds are a margin.
 const REST: Duration = Duration::from_secs(27);
 
 /// Maximum time to wait until the server is idle. After that time, the measurement begins even if

@@ -120,7 +120,7 @@ fn scenario(
     }
 }
 
-/// Adds scenarios that only decode and map.
+/// Adds scenarios in which nothing is published: our side reads, decodes and maps the events.
 fn reading(events: u64, all: &mut Vec<Scenario>) {
     for (link, name, aim, cpu_aim) in [
         (Link::Tcp, "null-tcp", Aim::RatioAtLeast(1.3), Some(0.5)),
@@ -183,8 +183,8 @@ fn delivering(events: u64, all: &mut Vec<Scenario>) {
 fn many_keys(events: u64, all: &mut Vec<Scenario>) {
     let own = Backlog::new(events, ROW, OWN_KEYS);
     let least = Aim::RatioAtLeast(0.90);
-    // In the two scenarios with late answers, the limit of requests in flight bounds the rate, so
-    // these scenarios use fewer events to save time.
+    // Use fewer events in the two scenarios with late answers, to save time. They are slow, because the relay
+    // sends only a limited number of requests at a time.
     let fewer = Backlog::new(events / 4, ROW, OWN_KEYS);
     let few = Backlog::new(events / 20, ROW, OWN_KEYS);
     for (name, backlog, delay_ms, cores, aim) in [
@@ -271,8 +271,8 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios that compare a backlog of normal length with a tenth of it and with ten times as
-/// much.
+/// Adds scenarios with a tenth of the normal backlog and with ten times the normal backlog. The baseline drains the
+/// normal backlog, because the rate must not depend on the length.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2_000,
           value_parser = clap::value_parser!(u32).range(10..=20_000))]
     pub(crate) rate: u32,
-    /// Leave everything running at the end, to explore, until Ctrl-C
+    /// At the end, keep everything running for you to explore, until you press Ctrl-C
     #[arg(long)]
     pub(crate) keep: bool,
     /// Print the summary as one JSON object; the rest goes to standard error

@@ -1,8 +1,8 @@
 //! The relay as a separate process, so that it can be killed without warning.
 //!
-//! The relay always ends with the demonstration. As long as the demonstration runs code, `Drop`
-//! kills the relay. If the demonstration itself is killed, the kernel closes a pipe, and a shell
-//! that reads from this pipe kills the relay.
+//! The relay never outlives the demonstration. When the demonstration ends by itself, `Drop` kills
+//! the relay. When the demonstration is killed, the kernel closes a pipe, and a shell that reads
+//! from this pipe kills the relay.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -117,7 +117,8 @@ fn cannot_guard(error: std::io::Error) -> Error {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. An error means that the shell has already ended.
+        // `wait` first closes the pipe, and the shell then ends. `wait` fails only if the shell has
+        // already ended.
         let _ = self.shell.wait();
     }
 }

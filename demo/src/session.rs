@@ -27,7 +27,7 @@ impl Session {
             .await
             .map_err(|e| failed("cannot connect to PostgreSQL").caused_by(e))?;
         let driver = tokio::spawn(async move {
-            // Ignore an error here, because the interrupted statement reports it too.
+            // Ignore an error here, because the statement that the error interrupts reports it too.
             let _ = connection.await;
         });
         Ok(Self { client, driver })

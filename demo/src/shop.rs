@@ -1,7 +1,7 @@
-//! The database of the demonstration: a shop with orders, set up like a real one.
+//! The database of the demonstration: a shop with orders.
 //!
-//! The relay and the services have their own roles, with only the grants that the documentation
-//! asks for. The demonstration itself reads the database as the superuser.
+//! As in production, the relay and the services have their own roles, with only the grants that the
+//! documentation asks for. The demonstration itself reads the database as the superuser.
 
 use std::collections::BTreeMap;
 

@@ -112,10 +112,11 @@ impl<'a> Show<'a> {
         self.finish(steady, &restart).await
     }
 
-    /// Starts a second relay, and announces what the first one left behind.
+    /// Starts a second relay. Announces how many events the first relay did not publish, and how
+    /// many it published but did not record.
     async fn restart_relay(&mut self) -> Result<Restart> {
-        // All requests of the first relay have ended by now, because that relay has been down for
-        // `OUTAGE`.
+        // No message is stored while we count: the first relay has been down for `OUTAGE`, so all its
+        // requests have ended.
         let stored = self.world.emulator.journal().counts().stored_messages;
         let published_unrecorded = stored.saturating_sub(self.world.shop.recorded().await?);
         let at = Instant::now();
@@ -157,8 +158,8 @@ impl<'a> Show<'a> {
         Ok(windows)
     }
 
-    /// Waits until every event has arrived, is recorded and is confirmed by the slot. Gives up when
-    /// no new message has arrived for `PATIENCE`.
+    /// Waits until every event has arrived and is recorded, and the slot's confirmed position is
+    /// after all events. Gives up when no new message has arrived for `PATIENCE`.
     async fn drain(&mut self) -> Result<()> {
         let events = self.world.shop.events().await?;
         let end = self.world.shop.slot().await?.server_lsn;

@@ -1,7 +1,7 @@
 //! The subscriber: Google's own client library on an ordered subscription.
 //!
-//! The subscription is created over plain gRPC, because the library creates subscriptions over
-//! REST, which an emulator might not offer.
+//! The library creates subscriptions only over REST, which an emulator might not offer. So this
+//! module creates the subscription over plain gRPC, without the library.
 
 use std::time::{Duration, Instant};
 

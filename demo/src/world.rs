@@ -1,8 +1,8 @@
 //! The servers of the demonstration: PostgreSQL, the emulator, the relay.
 //!
-//! All of them are real: a PostgreSQL server with its own data folder, an emulator that speaks
-//! Pub/Sub's protocol over a socket, and `postrider init` and `postrider run` as processes with
-//! their documented variables. Dropping the [`World`] stops all servers and processes.
+//! All of them are real: a PostgreSQL server with its own data folder, an emulator that clients
+//! reach over gRPC, and `postrider init` and `postrider run` as processes with the documented
+//! environment variables. Dropping the [`World`] stops all servers and processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,10 +1,10 @@
 //! The services of the shop: each transaction updates some orders and inserts an event for each of
 //! them.
 //!
-//! The services know nothing about the relay. Several writers work on the same orders. The row lock
-//! that UPDATE takes on an order decides which writer is first, and the event contains the version
-//! that UPDATE returns. Some transactions are rolled back on purpose, and their events must never
-//! arrive.
+//! The services know nothing about the relay. Several writers work on the same orders. UPDATE locks
+//! an order until the commit and returns its new version, which the writer puts into the event. So
+//! the versions of an order follow the order of the commits. Some transactions are rolled back on
+//! purpose, and their events must never arrive.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::ledger::{OrderId, Step};
 use crate::session::Session;
 use crate::{SharedLedger, lock};
 
-/// Number of writers: enough to compete for orders, and few enough for a small machine.
+/// Number of writers: enough that writers wait for each other's row locks, and few enough for a
+/// small machine.
 pub(crate) const WRITERS: u32 = 4;
 /// Number of orders: enough that a batch rarely contains only one order, and few enough that each
 /// order gets many versions.

@@ -1,9 +1,8 @@
 //! The programs that `cargo xtask bench` runs along with the relay, mostly to compare the relay with
 //! them.
 //!
-//! They need the library and the dependencies of the root package, so they are an example of this
-//! package. All of them share one example, because one builds faster in release mode than several. The
-//! programs are:
+//! They are an example of the root package, because they need its library and its dependencies. They share
+//! one example, because it builds faster in release mode than several examples would. The programs are:
 //!
 //! - `null` reads a slot through the relay's own source, decoder and mapper, and publishes nothing.
 //! - `pgwire` reads a slot with the crate pgwire-replication.

@@ -2,8 +2,8 @@
 //! Google's own Publisher.
 //!
 //! The Publisher accepts messages only as its own type, so this program decodes each encoded message again.
-//! The decoding takes about a microsecond per message. The relay does not spend this time. Unlike the relay,
-//! this program writes no dispatch rows.
+//! The decoding takes about a microsecond per message, which the relay does not spend. On the other hand,
+//! only the relay writes dispatch rows.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,8 @@ use prost::Message as _;
 
 use crate::{Done, settings};
 
-/// Maximum number of messages that wait for their message id. The Publisher's own queues have no limit.
-/// With the messages of the benchmark, the relay's budget of 24 MiB has room for about this many.
+/// Maximum number of messages that wait for their message id: about as many messages of the benchmark as
+/// fit into the relay's budget of 24 MiB. The Publisher's own queues have no limit.
 const IN_FLIGHT: usize = 40_000;
 
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,4 @@
-//! One connection: moves bytes in both directions, with the faults that the switch demands.
+//! One connection: passes bytes in both directions, and causes the faults that the [`Switch`] describes.
 
 use std::collections::VecDeque;
 use std::io;

@@ -174,8 +174,8 @@ impl Acceptor {
             if refuse {
                 listener = None;
             } else if listener.is_none() {
-                // No failure is expected, because the port is reserved. After a failure, the next event
-                // causes another try.
+                // No failure is expected, because the port is reserved. After a failure, the loop tries
+                // again when the switch changes or a connection ends.
                 listener = bind(self.addr)
                     .and_then(|socket| socket.listen(BACKLOG))
                     .ok();

@@ -89,9 +89,8 @@ impl Switch {
         }
     }
 
-    /// How a connection that reaches the target from `port` was cut. Ignores the first
-    /// `cuts_before` cuts, which happened before the connection was accepted. `None` if the
-    /// connection was not cut since.
+    /// How a connection that reaches the target from `port` was cut, or `None` if it was not cut.
+    /// Ignores the first `cuts_before` cuts, which happened before the connection was accepted.
     pub(crate) fn cut_since(&self, cuts_before: u64, port: Option<u16>) -> Option<Cut> {
         let of_one = self.cut_of_one.filter(|(own, _)| Some(*own) == port);
         [self.cut_of_all, of_one.map(|(_, made)| made)]

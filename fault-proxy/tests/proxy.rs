@@ -121,7 +121,8 @@ async fn a_refused_client_gets_nothing_and_open_connections_stay() {
     comes_back(&mut stream, b"before").await;
     proxy.refuse();
     let refused = async {
-        // A client that connects while the port is closing can get a reset instead of a refusal.
+        // A client that connects while the port is closing can get a reset instead of a refusal, so
+        // connect until a client is refused.
         while TcpStream::connect(proxy.addr())
             .await
             .map_err(|e| e.kind())

@@ -18,9 +18,9 @@ use crate::journal::{Answer, Attempt};
 /// The events that should have been published: for each stream, the ids of its events in order.
 pub type Expected = BTreeMap<Stream, Vec<String>>;
 
-/// Longest time by which a request that was never answered may overlap with the next request of its key,
-/// without counting as "in flight together". A client that cancels a request can send the next one before
-/// the server has noticed the cancellation.
+/// A request that was never answered may overlap with the next request of its key for this long, and
+/// [`check`] does not count the two requests as in flight together. The reason is cancellation: a client
+/// that cancels a request can send the next request before the server has noticed the cancellation.
 const CANCEL_GRACE: Duration = Duration::from_millis(250);
 
 /// Compares the attempts of a journal with the events that should have been published.

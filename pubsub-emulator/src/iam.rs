@@ -2,8 +2,9 @@
 //!
 //! The emulator has no access control: every caller has every permission on a topic that exists. The only
 //! exception is the permission to publish, which callers lack while a fault answers all publishes to the
-//! topic with PERMISSION_DENIED. If the fault gives a reason, this method fails with the same error. As in
-//! the service, the answer for a resource that does not exist is an empty list of permissions, not an error.
+//! topic with PERMISSION_DENIED. While a fault refuses all publishes to the topic with a reason
+//! (`FailWithReason`), this method fails with the error of that fault. As in the service, the answer for a
+//! resource that does not exist is an empty list of permissions, not an error.
 
 use std::sync::Arc;
 

@@ -244,8 +244,8 @@ impl Entry {
         self.inner.changed.notify_waiters();
     }
 
-    /// Notes the answer. Call this right before the answer is sent, because it sets the time at which the
-    /// attempt ended.
+    /// Notes the answer. Call this right before the answer is sent, because the time of the call counts as
+    /// the end of the attempt.
     pub(crate) fn answered(mut self, answer: Answer) {
         self.end(answer);
     }

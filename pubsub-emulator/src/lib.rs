@@ -1,10 +1,10 @@
 //! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` wraps it as a
 //! program.
 //!
-//! The emulator speaks gRPC over plain HTTP/2, so every official client works with it through
-//! `PUBSUB_EMULATOR_HOST`. It refuses the requests that the service refuses (limits, mixed ordering
-//! keys, malformed names). It delivers ordered subscriptions like the service: when it redelivers a
-//! message, it redelivers all later messages of the same key too. It injects faults on request
+//! Every official client works with the emulator, through gRPC over plain HTTP/2 and the variable
+//! `PUBSUB_EMULATOR_HOST`. The emulator refuses the requests that the service refuses (limits, mixed
+//! ordering keys, malformed names). On an ordered subscription it redelivers like the service: together
+//! with a message, it redelivers all later messages of the same key. It injects faults on request
 //! ([`Faults`]), and records every attempt to publish in a [`Journal`], which [`checks`] judges.
 //!
 //! ```

@@ -1,7 +1,7 @@
 //! The service `google.pubsub.v1.Publisher`: manages topics and publishes messages to them.
 //!
-//! A publish has these steps: read the request and enter it in the journal, let the faults judge
-//! it, check the service's rules, store the messages, answer. The emulator does not support
+//! A publish has these steps: read the request and enter it in the journal, apply an injected
+//! fault, check the service's rules, store the messages, answer. The emulator does not support
 //! schemas, ingestion or snapshots. tonic answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;

@@ -1,8 +1,8 @@
 //! Starts and stops the emulator: one TCP listener and one server task.
 //!
-//! The server speaks gRPC over plain HTTP/2, with gzip support, and REST over HTTP/1.1 on the same
-//! port, without TLS. A running emulator lives on the tokio runtime that started it, and ends when
-//! it is shut down or dropped.
+//! Clients use gRPC over HTTP/2, with or without gzip, and REST over HTTP/1.1 on the same port. There
+//! is no TLS. A running emulator lives on the tokio runtime that started it, and ends when it is shut
+//! down or dropped.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -40,7 +40,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// How long a shutdown waits for the server task to end after the connections were cut.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-/// The entry point of this crate: [`Emulator::builder`] begins the description of an emulator.
+/// The entry point of this crate. To start an emulator, call [`Emulator::builder`], set options, and call
+/// [`EmulatorBuilder::start`].
 #[derive(Debug, Clone, Copy)]
 pub struct Emulator;
 
@@ -152,7 +153,7 @@ async fn serve(
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
-        // An error means that the emulator was dropped without this signal. The server stops then too.
+        // The server also stops after an error, which means that nobody can send this signal any more.
         let _ = stopped.await;
     };
     let iam = IAMPolicyServer::new(IamPolicyService {

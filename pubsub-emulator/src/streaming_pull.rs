@@ -1,9 +1,11 @@
 //! `StreamingPull`: one task per stream that delivers messages and reads acknowledgements.
 //!
+//! A stream never gets more messages than its flow control allows. The emulator reads acknowledgements
+//! even while the client is slow to read messages.
+//!
 //! The emulator sends the response headers before it reads the first request, because clients wait for
 //! the headers. So even if the emulator refuses the first request, the stream opens and then ends with
-//! an error. A stream never gets more messages than its flow control allows. The emulator reads
-//! acknowledgements even while the client is slow to read messages.
+//! an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +24,8 @@ use crate::wire::{ReceivedMessage, StreamingPullResponse};
 /// How long a stream may stay silent. After this time an empty response is sent, so that the client
 /// and the proxies on the way see that the stream is alive.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Maximum number of responses that wait for a slow client. More responses would only lease
-/// messages that nobody reads yet.
+/// Maximum number of responses that wait for a slow client. With more responses, the leases of
+/// messages would begin long before the client reads the messages.
 const RESPONSES_AHEAD: usize = 2;
 
 type Responses = Sender<Result<StreamingPullResponse, Status>>;
@@ -87,8 +89,8 @@ impl Consumer<'_> {
     ) -> Result<(), Status> {
         let mut next_heartbeat = Instant::now() + HEARTBEAT;
         let mut next_expiry = None;
-        // Whether to look for messages. If false, there were none, so the stream waits until the
-        // subscription is notified.
+        // Whether to look for messages now. False after a look that found none: the next look then
+        // follows a notification, a request, the end of a lease or the time for a heartbeat.
         let mut look = true;
         let subscription = self.subscription;
         let mut changed = Box::pin(subscription.changed().notified());

@@ -126,8 +126,8 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
         .publish(&topic, vec![message("a", "2")])
         .await
         .expect("published");
-    // The server notices the end of a stream a moment later. Until then, the first stream holds the
-    // key, so the second stream gets none of its messages.
+    // The server may notice the end of the first stream only a moment later. Until then, a new stream
+    // gets no messages of the key. So open new streams until one gets the message.
     let give_up = Instant::now() + raw::PATIENCE;
     loop {
         let mut again = clients.stream_with(&subscription, first()).await;

@@ -161,8 +161,8 @@ async fn a_throttle_answers_resource_exhausted_until_it_is_lifted() {
         messages_per_second: 1,
     };
     let fault = emulator.faults().inject(Fault::new(throttle));
-    // The throttle admits only whole requests. This request of 60 messages uses up the allowance of
-    // the next minute.
+    // The throttle never splits a request. So all 60 messages of this request pass, and use up the
+    // allowance of the next minute.
     clients
         .publish(&topic, vec![event("k", "many"); 60])
         .await
@@ -354,8 +354,8 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
     let began = Instant::now();
     for n in 0.. {
         assert!(began.elapsed() < PATIENCE);
-        // When a client sends a request, its connection might already be closed. Such a request
-        // never arrives.
+        // A request on a connection that the server has already closed never arrives, so send it
+        // again.
         loop {
             let messages = vec![event("k", &n.to_string())];
             match clients.publish(&topic, messages).await {
@@ -368,8 +368,8 @@ async fn a_connection_past_its_maximum_age_is_replaced_and_no_arrived_request_fa
             let ids: Vec<_> = ids.iter().map(String::as_str).collect();
             let attempts = emulator.journal().attempts();
             let report = checks::check(&attempts, &expected(&topic, "k", &ids));
-            // Every request that arrived was answered. Otherwise the client would have repeated it,
-            // and the journal would contain a duplicate.
+            // A duplicate would show that a request arrived but was not answered, because the client
+            // then publishes the event again.
             assert!(
                 report.is_clean() && report.duplicates.is_empty(),
                 "{report}"

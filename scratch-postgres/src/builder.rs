@@ -21,7 +21,7 @@ const DEFAULT_SETTINGS: [(&str, &str); 13] = [
     // Shared memory is a file in the data folder, so that a crash leaves nothing behind in
     // /dev/shm.
     ("dynamic_shared_memory_type", "mmap"),
-    // Without fsync, killing a process loses no data; only a crash of the machine does.
+    // Without fsync, only a crash of the machine loses data. Killing a process loses none.
     ("fsync", "off"),
     ("full_page_writes", "off"),
     ("wal_retrieve_retry_interval", "200ms"),
@@ -91,16 +91,16 @@ impl Builder {
         self
     }
 
-    /// Adds a line to `pg_hba.conf`, before the default lines, which trust every local user. Example:
-    /// `host all alice 127.0.0.1/32 scram-sha-256`.
+    /// Adds a line to `pg_hba.conf`, for example `host all alice 127.0.0.1/32 scram-sha-256`. The line
+    /// comes before the default lines, which trust every local user, because the first match decides.
     #[must_use]
     pub fn hba_line(mut self, line: &str) -> Self {
         self.hba_lines.push(line.to_owned());
         self
     }
 
-    /// Turns TLS on. The default rules then refuse TCP connections without TLS. The Unix socket stays
-    /// open.
+    /// Turns TLS on. The default rules then refuse TCP connections without TLS. Connections over the
+    /// Unix socket still need no TLS.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);

@@ -179,7 +179,7 @@ impl ScratchPostgres {
             .map_err(Error::io("writing postgresql.auto.conf"))
     }
 
-    /// Makes the server reload its configuration. Open sessions apply the new one a moment later.
+    /// Makes the server reload its configuration. Open sessions use the new settings a moment later.
     ///
     /// # Errors
     /// [`Error::NotRunning`].

@@ -72,7 +72,8 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. It fails only if the shell has already ended.
+        // `wait` first closes the pipe, and the shell then cleans up and ends. `wait` fails only if the
+        // shell has already ended.
         let _ = self.shell.wait();
     }
 }

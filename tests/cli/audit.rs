@@ -75,7 +75,7 @@ async fn the_memory_of_an_audit_does_not_grow_with_the_table() {
     let small = peak_rss_kib(&database).await;
     database.execute(&insert(94_000)).await;
     let large = peak_rss_kib(&database).await;
-    // The ids of the additional rows alone are 3 MB of text.
+    // The ids of the additional rows alone are 3 MB of text, so an audit that keeps them exceeds this limit.
     assert!(large < small + 2_048, "{small} KiB, then {large} KiB");
 }
 
@@ -218,8 +218,8 @@ async fn a_table_without_seq_is_compared_by_ranges_of_blocks() {
     assert_eq!(table["waiting"]["events"], 30_000);
 }
 
-/// The walks over the captured tables also read our own tables. If one of our tables is missing, the error must not
-/// say that a captured table was altered.
+/// These commands read `outbox.dispatch` together with the captured tables. If `outbox.dispatch` is missing, the
+/// error must not say that a captured table was altered.
 #[tokio::test]
 async fn a_missing_table_of_the_relay_is_named_by_every_command_that_walks_over_the_tables() {
     let database = Database::initialised().await;

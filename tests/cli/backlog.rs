@@ -1,5 +1,5 @@
-//! Tests of the alarm about a backlog of more rows than the commands read. A larger backlog must never
-//! give a milder alarm.
+//! Tests how `status` and `slot` report a backlog so large that they count only a part of the rows. A
+//! larger backlog must never cause a milder alarm.
 
 use scratch_postgres::ScratchPostgres;
 
@@ -8,7 +8,7 @@ use crate::support::{Database, assert_contains};
 /// Number of rows of a large backlog: more than the 200,000 rows that the commands read along an index.
 const MANY: u32 = 210_000;
 
-/// Returns a database that has a slot, but that no relay has served yet.
+/// Returns a database that has a slot, but that no relay has used yet.
 async fn without_relay() -> Database {
     prepared(Database::new().await).await
 }
@@ -66,8 +66,8 @@ async fn a_large_backlog_without_a_relay_is_critical() {
     assert_contains(&drop.stderr, "at least 200000 events not recorded");
 }
 
-/// The relay has delivered 150,000 rows since the last audit. The commands read only 100,000 rows at each
-/// end of the table, so the oldest waiting event is at neither end.
+/// The oldest 150,000 of 400,000 rows are delivered. The commands count only 100,000 rows at each end of the
+/// table, so the oldest waiting event is in the part between the two ends.
 #[tokio::test]
 async fn the_oldest_waiting_event_is_found_between_the_rows_at_the_ends() {
     let database = without_relay().await;
@@ -79,8 +79,8 @@ async fn the_oldest_waiting_event_is_found_between_the_rows_at_the_ends() {
     assert!((2_490.0..2_700.0).contains(&lag), "{ran}");
 }
 
-/// The numbers of rows can have gaps, for example because the sequence has a large cache or was restored.
-/// Rows below a gap may still wait, so the search must continue there.
+/// The column `seq` can have gaps, for example because the sequence has a large cache or was restored. The
+/// search for waiting events must continue below a gap.
 #[tokio::test]
 async fn the_oldest_waiting_event_is_found_below_a_gap_in_the_numbers() {
     for gap in ["10_000_000", "1000000000000000"] {
@@ -144,7 +144,8 @@ async fn a_backlog_in_a_large_table_without_an_index_is_critical() {
     assert_eq!(ran.json()["pending_is_lower_bound"], true, "{ran}");
 }
 
-/// A service may write any value into `occurred_at`. So a view that uses this column must say so.
+/// A service may write any value into `occurred_at`. So an output that computes the age from this column must
+/// say so.
 #[tokio::test]
 async fn the_age_of_an_event_is_by_its_commit_if_the_server_knows_it_otherwise_by_occurred_at() {
     let insert = "insert into outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \

@@ -104,7 +104,7 @@ async fn a_role_without_replication() {
     let url = database.url_as(&role);
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
     ran.assert_error("replication-right", 3);
-    // Without the slot, an earlier check of `run` fails. That check must report the same code.
+    // Without the slot, `run` fails earlier, and must report the same code.
     database
         .run(&["slot", "drop", "--yes"])
         .await

@@ -149,7 +149,7 @@ async fn the_port_of_the_relay_itself_is_no_problem() {
     assert_eq!(ran.finding("port-in-use")["severity"], "info");
     assert_eq!(ran.json()["run"]["stops"], json!([]));
 
-    // A relay of another slot could not open this port.
+    // A relay of another slot would not be a standby, so `check` predicts that it stops: the port is in use.
     let other = [&more[..], &[("POSTRIDER_SLOT", "another")]].concat();
     let ran = check(&database, &other).await;
     assert_contains(&ran.json()["run"]["stops"].to_string(), "port-in-use");

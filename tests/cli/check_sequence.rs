@@ -1,4 +1,4 @@
-//! Tests that `check` and `init` find a sequence that is behind the column that it fills.
+//! Tests that `check` and `init` report a sequence whose next value is not above the values in its column.
 
 use crate::support::{Database, Ran, assert_contains};
 
@@ -16,7 +16,7 @@ fn has_finding(ran: &Ran) -> bool {
     findings.any(|finding| finding["code"] == CODE)
 }
 
-/// The statement in the remedy of the finding.
+/// Returns the SQL statement that the remedy of the finding suggests.
 fn statement(ran: &Ran) -> String {
     let finding = ran.finding(CODE);
     assert_eq!(finding["severity"], "warning");

@@ -51,7 +51,7 @@ async fn insert(database: &Database, aggregate_type: &str, key: &str) {
     database.execute(&insert).await;
 }
 
-/// Writes this condition, as a relay does.
+/// Writes this condition to `outbox.relay`, in which a relay reports its condition.
 async fn condition(database: &Database, json: &serde_json::Value) {
     let written = format!(
         "insert into outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, condition, \
@@ -86,8 +86,8 @@ async fn the_topic_of_a_waiting_event_is_looked_up_however_many_rows_are_newer()
     }
 }
 
-/// The rule makes the topic depend on the aggregate type, although the template does not contain it. The waiting event
-/// matches no rule, so its topic comes from the template.
+/// Because of the rule, the topic depends on the aggregate type, which the template does not contain. The type of the
+/// waiting event matches no rule, so the template determines its topic, and `check` must look up this topic too.
 #[tokio::test]
 async fn the_topic_of_a_rule_is_looked_up_too() {
     let (_emulator, host) = emulator().await;
@@ -140,7 +140,7 @@ async fn with_halt_a_waiting_event_that_cannot_be_sent_stops_the_relay() {
     assert_eq!(ran.json()["run"]["stops"], json!([]), "{ran}");
     assert_eq!(ran.finding("event-invalid")["severity"], "warning");
 
-    // An event in quarantine has its outcome, so the relay does not read it again.
+    // The outcome of an event in quarantine is recorded, so the event no longer stops the relay.
     let recorded = "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, state) \
                     values ('0/20', now(), 1, 0, '00000000-0000-4000-8000-000000000001', 'quarantined')";
     database.execute(recorded).await;

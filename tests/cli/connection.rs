@@ -1,5 +1,5 @@
-//! Tests how a command finds its server if the connection string names several servers, consists of
-//! pairs of name and value, or names a service.
+//! Tests how a command finds its server if the connection string names several servers, has the form
+//! `name=value name=value`, or names a service.
 
 use crate::support::{Database, LOCKED_PASSWORD, LOCKED_ROLE, Ran, assert_contains};
 

@@ -111,8 +111,8 @@ async fn without_records_an_event_that_the_slot_has_passed_counts_as_published()
     let mode = [("POSTRIDER_DISPATCH", "exceptions")];
     let ran = database.run_with(&["event", THIRD], &mode).await;
     assert_contains(&ran.stdout, "state      waiting-or-published");
-    // Repeat until the slot has passed the event, because other tests write to the WAL of the same
-    // server.
+    // The command reports that the slot has passed the event only while the slot is at the end of the
+    // WAL. Other tests write to the same WAL, so try again until the slot is at the end.
     let passed = async |env: &[(&str, &str)]| loop {
         let advance = "select pg_replication_slot_advance($1::text::name, pg_current_wal_lsn())";
         database
@@ -349,7 +349,7 @@ async fn a_text_that_the_encoding_of_the_database_lacks_is_refused_with_a_hint()
     }
 }
 
-/// As in the commands on the quarantine, an empty key means the events without a key.
+/// `--key ""` means the events without a key, as in the `quarantine` commands.
 #[tokio::test]
 async fn an_empty_key_lists_the_events_without_a_key() {
     let database = filled().await;

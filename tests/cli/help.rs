@@ -96,7 +96,7 @@ async fn help_fits_a_terminal_of_60_columns() {
     }
 }
 
-/// The terminal wraps a longer line if it is narrow, and a wrapped command is hard to copy.
+/// A narrow terminal wraps a longer line, and a wrapped command is hard to copy.
 #[tokio::test]
 async fn no_line_of_an_example_is_wider_than_60_columns() {
     let mut seen = 0;

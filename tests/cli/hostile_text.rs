@@ -9,7 +9,7 @@ use crate::support::Database;
 /// Clears the screen, forges a line, and reverses the direction of the text.
 const HOSTILE: &str = "x\u{1b}[2J\r\nforged\u{202e}y";
 
-/// Like [`HOSTILE`], but on one line. The names of tables and databases come from their owners.
+/// Like [`HOSTILE`], but on one line: the name of a table or a database, which only its owner can choose.
 const NAME: &str = "x\u{1b}[2J\u{202e}y";
 
 /// The id of an event of outbox.events that is in quarantine.
@@ -99,7 +99,8 @@ async fn no_command_prints_control_characters_from_the_database() {
         assert!(!said.contains(is_raw), "{arguments:?}: {said:?}");
         let is_forged = |line: &str| line.starts_with("forged");
         assert!(!said.lines().any(is_forged), "{arguments:?}: {said:?}");
-        // `replay` names such an event by its uuid, and `release` only counts.
+        // Two commands print none of these texts: `replay` prints the uuid of an event, and `release`
+        // prints only a number of events.
         let hides = ["replay", "release"];
         let shows = !arguments.iter().any(|word| hides.contains(word));
         assert_eq!(said.contains("x\\u{1b}[2J"), shows, "{arguments:?}: {said}");

@@ -192,7 +192,8 @@ async fn a_row_written_in_a_gap_and_committed_long_after_is_delivered() {
     .unwrap();
     database.execute(IN).await;
     insert_gap(&database, 5).await;
-    // Let the relay compare the whole table while the row of `slow` is not committed yet.
+    // Let the relay compare the whole table once before the row of `slow` is committed. This comparison
+    // does not see the row.
     relay.wait_for_log("comparing the tables").await;
     database.wait_until_recorded().await;
     slow.batch_execute("COMMIT").await.unwrap();

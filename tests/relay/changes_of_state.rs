@@ -10,8 +10,8 @@ use crate::condition::{command, delivering, json, status, wait_for_command, wait
 use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::new_snapshot::begin;
 
-/// The supervisor polls every five seconds. The test makes topics fail just after a poll, so a relay that
-/// wrote its state only after polls would write it too late.
+/// The supervisor polls every five seconds. The relay must write its state also between two polls. To test
+/// this, topics begin to fail just after a poll.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_commands_learn_at_once_that_topics_fail() {
     let (database, emulator, addr, _relay) = delivering().await;
@@ -107,8 +107,8 @@ async fn a_relay_that_delivers_again_after_an_outage_is_not_blocked() {
     database.wait_until_recorded().await;
 }
 
-/// PostgreSQL continues to create the slot although the relay is gone, so the slot alone does not show
-/// that no relay runs.
+/// The relay is killed, but PostgreSQL continues to create its slot. The commands must notice that the
+/// relay is gone, although its slot looks in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_killed_while_it_creates_its_slot_is_down() {
     let database = Database::private().await;

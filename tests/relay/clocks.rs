@@ -125,7 +125,7 @@ async fn ages_of_waiting_events_are_right(
     database.wait_until_recorded().await;
 }
 
-/// Checks the times of the records: an event was published after its commit, and soon.
+/// Checks that each event was published soon after its commit, according to the times in its dispatch row.
 async fn recorded_times_are_right(database: &Database) {
     let wrong = format!(
         "SELECT count(*) FROM outbox.dispatch \

@@ -34,8 +34,8 @@ async fn pair() -> Option<Pair> {
     let standby = standby.start().unwrap();
     server.set("synchronized_standby_slots", "standby").unwrap();
     server.start_again().unwrap();
-    // Enable the synchronisation only now that the primary runs again, because the slot sync worker
-    // is slow to restart after a failure.
+    // Enable the synchronisation of slots only now. Without a running primary, the slot sync worker of the
+    // standby server would fail, and it is slow to restart after a failure.
     standby.set("sync_replication_slots", "on").unwrap();
     standby.reload().unwrap();
     database.reconnect().await;
@@ -73,8 +73,8 @@ async fn a_failover_to_a_standby_with_synchronised_slots_loses_nothing_and_repea
     })
     .await;
     wait_for_more(&pair.database, 200).await;
-    // Without this wait, the slot on the standby server could have confirmed events whose dispatch
-    // rows are lost with the primary.
+    // Wait until the standby server has received all dispatch rows. Otherwise its slot could have confirmed
+    // events whose dispatch rows are lost with the primary.
     let written = pair.database.current_wal().await;
     eventually("the standby server has all WAL", || async {
         let received = "SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint";

@@ -111,7 +111,8 @@ async fn a_log_that_cannot_be_written_does_not_stop_delivery() {
     }
 }
 
-/// Decoding fails at the first record, and so ends each session at once, although each session opens.
+/// Each session opens, but ends at once, because PostgreSQL cannot decode the first record. The relay must
+/// not show such a session as streaming.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
     let mut database = Database::private().await;
@@ -134,9 +135,9 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         let (_, body) = get(&addr, "/status").await.unwrap();
         serde_json::from_str(&body).unwrap()
     };
-    // The first session may confirm the WAL before the record, so it makes progress. Wait until later
-    // sessions fail too. The second line about a failed session counts the failed sessions that got no
-    // line. There must be few of them, because the pauses between sessions grow.
+    // Wait for the second line about a failed session. (The first session may still make progress, by
+    // confirming the WAL before the record.) The line contains the number of failed sessions since the
+    // first line. This number must be small, because the pauses between sessions grow.
     let unlogged = eventually("a second line about failed sessions", async || {
         let log = relay.log();
         let mut lines = log.lines().filter(|line| line.contains("session ended"));
@@ -153,7 +154,8 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     let lasts = status().await["for_seconds"].as_f64().unwrap();
-    // The port may show a state that is a second old, so require only 3 of the 5 seconds.
+    // The relay has been blocked for at least 5 s. Require only 3 s, because the state on the port may be a
+    // second old.
     assert!(lasts >= 3.0, "{lasts}");
     disk.make_room();
     database.wait_until_recorded().await;
@@ -238,7 +240,8 @@ async fn is_waited_out(
     repair: impl AsyncFnOnce(),
 ) {
     relay.wait_for_log("SQLSTATE 53100").await;
-    // At least one unrecorded event was committed before this position.
+    // The relay must not confirm this position, because at least one unrecorded event was committed before
+    // it.
     let bound = database.current_wal().await;
     let recorded = "SELECT count(*) FROM outbox.dispatch";
     let before = database.number(recorded).await;

@@ -129,7 +129,7 @@ async fn slow_clients_lose_their_connections_and_keep_nobody_out() {
         (relay.open_files() <= bound).then_some(())
     })
     .await;
-    // The newest connection was not replaced. The server closes it at the timeout, although its client
+    // No newer connection has replaced this one. The server closes it at the timeout, although its client
     // keeps sending.
     let mut youngest = slow.pop().unwrap();
     let began = Instant::now();

@@ -1,7 +1,7 @@
-//! Tests in which other tables inherit from a captured table (`INHERITS`). A query of the captured table
-//! also returns their rows. But the stream contains these rows under the names of the other tables, so
-//! the relay would never deliver them. Therefore the relay must refuse such a table. TimescaleDB stores
-//! the rows of a hypertable in such tables, its chunks.
+//! Tests in which other tables inherit from a captured table (`INHERITS`). The relay must refuse such a
+//! captured table, because it would never deliver the rows of the other tables. A query of the captured
+//! table returns these rows too, but the stream contains them under the names of the other tables.
+//! TimescaleDB stores the rows of a hypertable in such tables, its chunks.
 
 use std::process::Output;
 
@@ -78,9 +78,8 @@ async fn init_check_and_run_refuse_a_hypertable_whose_chunks_inherit_from_it() {
     refused_before_the_start(EMPTY_HYPERTABLE).await;
 }
 
-/// While another table inherits from the captured table, the running relay reports the captured table,
-/// and confirms no position by keepalives. A second relay refuses to start. Once the other table is
-/// dropped, both inserted rows are published.
+/// While another table inherits from the captured table, the running relay reports this in its log, and a
+/// second relay refuses to start. Once the other table is dropped, both inserted rows are published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_or_chunk_that_begins_to_inherit_under_a_running_relay_is_noticed() {
     let database = Database::private().await;

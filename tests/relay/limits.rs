@@ -97,7 +97,7 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
         !log.contains("connection-limit") && !log.contains("used-up"),
         "{log}"
     );
-    // The walsender of the killed relay may run for a moment longer. `drop_slot` waits until the
+    // The walsender of the killed relay may hold the slot for a moment longer. `drop_slot` waits until the
     // walsender has ended.
     relay.kill_9();
     database.drop_slot().await;
@@ -116,8 +116,8 @@ async fn one_slot_one_walsender_and_six_connections_are_enough_for_the_relay() {
     relay.stop().await;
 }
 
-/// Another program that streams the slot `other`, and so has the only walsender. It ends when the value
-/// is dropped.
+/// Another program that streams the slot `other`. It occupies the server's only walsender until the returned
+/// value is dropped.
 async fn stream_of_another_program(database: &Database, url: &str) -> Source {
     let create = "SELECT lsn::text FROM pg_create_logical_replication_slot('other', 'pgoutput')";
     let created = database.client.query_one(create, &[]).await.unwrap();
@@ -299,8 +299,8 @@ async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
     database.wait_until_audited().await;
     relay.stop().await;
     database.drop_slot().await;
-    // Keep a transaction open. When PostgreSQL creates the new slot, it has to wait for this transaction,
-    // and the wait is longer than `lock_timeout`.
+    // Keep a transaction open in a session without timeouts. PostgreSQL cannot create the new slot before
+    // this transaction ends, and so waits for longer than the role's `lock_timeout`.
     let without = "default_transaction_read_only=off statement_timeout=0 lock_timeout=0 \
                    idle_in_transaction_session_timeout=0 idle_session_timeout=0";
     let without = without
@@ -349,7 +349,7 @@ async fn timeouts_and_read_only_defaults_of_role_and_database_have_no_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_strangers_session_named_like_a_writer_is_left_alone_and_delays_nothing() {
     let (database, emulator, url) = server_with(&[]).await;
-    // Let the relay's role see the states of all sessions.
+    // Let the relay's role see that the stranger's session has an open transaction.
     database
         .execute(
             "GRANT pg_read_all_stats TO shop_relay; CREATE ROLE stranger LOGIN; \

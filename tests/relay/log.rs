@@ -131,7 +131,7 @@ async fn a_line_that_each_poll_would_repeat_is_logged_once_in_ten_seconds() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
-    // The relay polls eight times per `POSTRIDER_WAL_SENDER_TIMEOUT_S`.
+    // With a timeout of 8 s the relay polls once a second, because it polls eight times per timeout.
     let poll_each_second = [
         ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "8"),
         ("POSTRIDER_PUBLISH_TIMEOUT_S", "1"),

@@ -88,7 +88,7 @@ impl World {
         (world, held_up)
     }
 
-    /// Breaks the writer's connection and lets its backend continue.
+    /// Breaks the writer's connection, and then lets the writer's backend continue.
     async fn cut(&self, held_up: &HeldUp) {
         self.proxy.cut_one(held_up.port, Cut::Reset);
         self.relay

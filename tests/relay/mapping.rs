@@ -349,7 +349,8 @@ async fn under_halt_an_unmappable_or_too_large_event_stops_the_relay_and_nothing
             log.contains("outbox.events") && log.contains("hint:"),
             "{log}"
         );
-        // The confirmed position is still before the bad row, so PostgreSQL streams the row again.
+        // The next relay stops with the same error. The confirmed position is still before the bad row, so
+        // PostgreSQL streams the row again.
         let relay = Relay::start_with(&database, &addr, &policy);
         relay.wait_for_error(code).await;
         assert_eq!(relay.wait().await.code(), Some(5));

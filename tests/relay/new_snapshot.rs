@@ -79,8 +79,8 @@ fn row(version: u32) -> String {
     )
 }
 
-/// Rows of subtransactions may have transaction ids above the `xmax` of a snapshot, although they are
-/// visible in this snapshot.
+/// A recovery must also find rows of subtransactions. Their transaction ids may be above the `xmax` of a
+/// snapshot in which the rows are visible.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_subtransactions_that_a_new_slot_waited_for_are_delivered() {
     let (database, emulator) = without_slot().await;

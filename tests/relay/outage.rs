@@ -52,7 +52,8 @@ async fn nothing_is_confirmed_past_an_unanswered_event_and_other_keys_continue()
         .inject(Fault::new(Action::Fail(Code::Unavailable)).on_ordering_key("o-0"));
     let before = database.confirmed().await;
     let relay = Relay::start(&database, &emulator);
-    // Insert one row of the stuck key. All other rows are committed after it.
+    // Insert one row of the stuck key first. The confirmed position must stay below the commit of this row,
+    // although rows of other keys are committed later.
     insert_orders(&database, 1, 1).await;
     let bound = database.current_wal().await;
     insert_orders(&database, 300, 3).await;
@@ -159,8 +160,8 @@ async fn while_pubsub_refuses_connections_attempts_are_rare_and_all_keys_continu
     })
     .await;
     let took = began.elapsed();
-    // If a lane waited until its own pause ends, instead of sending as soon as another lane succeeds,
-    // this would take up to ten seconds.
+    // A lane sends again as soon as another lane succeeds. If each lane waited until its own pause ends, the
+    // delivery of all events would take up to ten seconds.
     assert!(
         took < Duration::from_secs(5),
         "{took:?} after the first success"

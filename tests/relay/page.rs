@@ -79,8 +79,8 @@ async fn data_needs_a_local_host_name_or_the_token() {
     assert!(!relay.log().contains(token));
     relay.stop().await;
 
-    // If the port listens on all addresses and has no token, everybody could read the page. So the page
-    // must be off, but probes must still work.
+    // On a port that listens on all addresses, everybody could read the page without a token. So the page
+    // must be off there if no token is set, but probes must still work.
     let everywhere = addr.replace("127.0.0.1", "0.0.0.0");
     let _relay = Relay::start_with(&database, &host, &[("POSTRIDER_HTTP_ADDR", &everywhere)]);
     wait_for(&addr, "/readyz", 200).await;
@@ -125,7 +125,7 @@ async fn one_search_at_a_time(database: &Database, addr: &str, headers: &str) {
 /// A text in the payload and in the headers of an event.
 const PAYLOAD: &str = "s3cret-payload";
 
-/// The program of Chromium.
+/// The Chromium executable.
 fn program() -> OsString {
     std::env::var_os("POSTRIDER_CHROMIUM").unwrap_or_else(|| "chromium".into())
 }
@@ -174,7 +174,8 @@ async fn a_browser_shows_state_graphs_topics_and_quarantine_without_running_what
             .then_some(())
     })
     .await;
-    // The slot keeps the WAL that this statement writes, because the relay is blocked.
+    // Write WAL until the relay can estimate when the slot is lost. The slot keeps this WAL, because the relay
+    // is blocked.
     let fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))";
     eventually("the time until the slot is lost is known", || async {
         database.execute(fill).await;

@@ -11,8 +11,8 @@ fn write(file: &Path, password: &str) {
     std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-/// In production, the password in the file may be a token that is valid for an hour and that another
-/// program renews.
+/// The relay must read the file again at each login. In production, the password in the file may be a token that
+/// another program renews every hour.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_logs_in_with_the_current_password_of_the_password_file() {
     with_a_new_password("file", |file| ("PGPASSFILE", file.to_owned())).await;
@@ -36,8 +36,8 @@ async fn without_other_settings_the_file_pgpass_at_home_is_used() {
     .await;
 }
 
-/// Changes the password of the role and of the file `name`, and checks that the running relay logs in
-/// with the new password. `setting` returns the variable that makes the relay use this file.
+/// Changes the password of the role, and the password in the file `name`. Checks that the running relay logs
+/// in with the new password. `setting` returns the variable that makes the relay use this file.
 async fn with_a_new_password(name: &str, setting: impl Fn(&str) -> (&'static str, String)) {
     let database = Database::with_password("token", "first-hour").await;
     let emulator = harness::emulator().await;

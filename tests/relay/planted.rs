@@ -12,10 +12,13 @@ use tokio_postgres::NoTls;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// Creates the schema `evil`. Plants copies of the functions and operators of `pg_catalog` in `evil` and in
-/// `public`. Some copies have other argument types: PostgreSQL prefers such a copy if the original would
-/// need a conversion. Plants copies of the types and relations of `pg_catalog` in `evil` only. Counts each
-/// call, even if its transaction is rolled back.
+/// Creates the schema `evil`, and plants copies of PostgreSQL's own objects:
+///
+/// - Functions and operators, in `evil` and in `public`. Some copies have other argument types, because
+///   PostgreSQL prefers such a copy if the original would need a conversion.
+/// - Types and relations, in `evil` only.
+///
+/// A sequence counts the calls of the copies, even those in a transaction that is rolled back.
 const PLANT: &str = r#"
 SET search_path = pg_catalog, pg_temp;
 CREATE SCHEMA evil;
@@ -104,8 +107,8 @@ END
 $plant$;
 "#;
 
-/// The first path puts the planted objects before PostgreSQL's own. The second path is PostgreSQL's
-/// default: there, a planted object is used only if its argument types match better.
+/// With the first path, PostgreSQL prefers the planted objects to its own. The second path is PostgreSQL's
+/// default. With it, PostgreSQL uses a planted object only if the argument types match better.
 const PATHS: [&str; 2] = ["evil, public, pg_catalog", "\"$user\", public"];
 
 async fn planted(path: &str) -> ScratchPostgres {

@@ -156,8 +156,8 @@ async fn a_column_renamed_and_renamed_back_without_a_row_in_between_loses_nothin
     database
         .execute("ALTER TABLE outbox.events RENAME COLUMN aggregateid TO aggregate_id")
         .await;
-    // The supervisor notices the change although no row is written. A new session does not start
-    // until the column has its name back.
+    // The supervisor notices the new column name although no row is written. The next session starts only
+    // when the column has its old name again.
     relay.wait_for_log("publication-drift").await;
     database
         .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
@@ -270,7 +270,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
     let relay = Relay::start(&database, &emulator);
     relay.wait_for_log("streaming").await;
     insert_orders(&database, 100, 5).await;
-    // The walsender sends these rows as one transaction, which takes longer than the role's timeouts.
+    // Insert a large transaction. The walsender needs longer than the role's timeouts to send it.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \
@@ -283,8 +283,8 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
         .execute("BEGIN; LOCK TABLE outbox.dispatch IN ACCESS EXCLUSIVE MODE")
         .await;
     insert_orders_in_another_session(&database).await;
-    // Watch from a session without a transaction: a transaction would always show the same
-    // statistics.
+    // Watch from another session. The transaction that holds the lock would see the same statistics in every
+    // query.
     let watcher = harness::connect(&database.url).await;
     eventually("the writer waits for the lock", || async {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
@@ -310,7 +310,7 @@ async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_no
 async fn a_short_statement_timeout_of_the_role_ends_no_statement_waiting_for_a_lock() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
-    // The session `locker` begins before the settings change, so it keeps the old settings.
+    // Connect `locker` before the role's settings change, so that the new timeouts do not apply to this session.
     let locker = harness::connect(&database.url).await;
     database
         .execute(

@@ -140,8 +140,8 @@ async fn the_role_can_only_read_the_outbox_and_write_its_own_records() {
     }
 }
 
-/// Starts a relay whose role lacks a right. The SQL `revoke` takes this right away. Only some of the
-/// relay's work needs it.
+/// Takes a right away from the relay's role with the SQL `revoke`, and starts a relay. Only a part of the
+/// relay's work needs this right.
 async fn run_without(database: &Database, emulator: &RunningEmulator, revoke: &str) -> Relay {
     let url = login_role(database).await;
     database.execute(revoke).await;

@@ -56,8 +56,8 @@ async fn age_records(database: &Database) {
         .await;
 }
 
-/// Waits until `restart_lsn` is above every record and the floor is above all rows. Then a crash of
-/// PostgreSQL cannot set the slot back to a position before a recorded event.
+/// Waits until the floor is above all rows, and `restart_lsn` is above the positions of all records. From then
+/// on, a crash of PostgreSQL cannot set the slot back to a position before a recorded event.
 pub(crate) async fn wait_until_settled(database: &Database) {
     let settled = "SELECT count(*) FROM pg_replication_slots s, outbox.capture c \
         WHERE s.slot_name = c.slot \
@@ -74,8 +74,8 @@ pub(crate) async fn wait_until_settled(database: &Database) {
     .await;
 }
 
-/// Restarts the relay, whose first audit runs soon after the start and raises the floor. Then waits
-/// with [`wait_until_settled`].
+/// Restarts the relay, because the first audit after a start comes soon and raises the floor. Then waits with
+/// [`wait_until_settled`].
 async fn restarted(database: &Database, relay: Relay, run: &impl Fn() -> Relay) -> Relay {
     relay.stop().await;
     let relay = run();
@@ -185,8 +185,8 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
     );
 }
 
-/// A missing topic holds back the confirmed position while other topics continue. The records of
-/// those topics keep a restart from publishing their events again.
+/// A missing topic holds back the confirmed position while the relay publishes events of other topics. `prune`
+/// must keep the records of these events, because a restart needs them to publish no event again.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_repeats_nothing() {
     let database = Database::private().await;
@@ -222,7 +222,7 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
 
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
-    // Move rows while no relay runs. PostgreSQL will stream these rows as inserts.
+    // Delete rows and insert them again while no relay runs. PostgreSQL will stream them a second time.
     database
         .execute(
             "WITH moved AS (DELETE FROM outbox.events WHERE aggregateid LIKE 'late-%' RETURNING *) \
@@ -256,8 +256,8 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
     assert_eq!(messages, 602, "nothing is sent again");
 }
 
-/// A row that is moved by a delete and an insert arrives in the stream a second time. If its record
-/// were pruned before the second arrival, the relay would treat the row as a new event.
+/// If a row is deleted and inserted again, PostgreSQL streams it twice. `prune` must keep its record until
+/// then. Without the record, the relay would publish the row as a new event.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_record_of_a_row_moved_while_no_relay_ran_outlives_pruning() {
     let database = Database::private().await;

@@ -55,11 +55,13 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// pgoutput caches whether the publication contains a table. Transaction A inserts rows while the
-/// table is out of the publication, and more rows after the table is back. Transaction B commits
-/// before A. In the first session B comes first, so pgoutput has cached that the publication contains the table,
-/// and sends all rows of A. The next session begins with A and an empty cache, so pgoutput leaves out the first
-/// rows of A, and the later rows of A get different ordinals.
+/// The same transaction has other rows in the second session, so its rows get other ordinals. The relay must
+/// recognise published rows by their event ids.
+///
+/// The reason is a cache: pgoutput remembers whether the publication contains a table. Transaction A inserts rows
+/// while the publication lacks the table, and more rows when the table is back. Transaction B commits before A.
+/// In the first session pgoutput decodes B first, caches that the publication contains the table, and sends all
+/// rows of A. The second session begins with A and an empty cache, and pgoutput leaves out the first rows of A.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;
@@ -82,7 +84,7 @@ async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_even
     }
     let end = insert(&["later-1", "later-2", "later-3", "later-4", "later-5"]);
     open.batch_execute(&format!("{end}; COMMIT")).await.unwrap();
-    // Of the three events of the gap and the five later ones, three are refused.
+    // Pub/Sub refuses three of the eight events of the transaction.
     recorded(&database, 2 + 8 - 3).await;
     relay.kill_9();
     // Keep refusing until all requests of the killed relay have arrived, so that Pub/Sub stores none of
@@ -122,7 +124,8 @@ async fn rows_of_a_gap_come_once_even_if_their_table_is_altered_meanwhile() {
         )
         .await;
     database.execute(IN).await;
-    // By now the relay has read some of the rows, and the next rows wait for memory.
+    // Alter the table when the relay has read only some of the rows. Pub/Sub refuses all events, so these rows
+    // fill the relay's memory budget.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database
@@ -161,8 +164,8 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // From PostgreSQL 16 on, the relay's query on the publication already waits for the lock. The relay
-    // looks up the columns after this query, so it sees the changed columns.
+    // Only before PostgreSQL 16 does the relay know the old columns and have to restart. From PostgreSQL 16 on,
+    // the relay's earlier query on the publication waits for the lock, and the relay looks up the columns later.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")
@@ -222,8 +225,8 @@ async fn a_recovery_skips_no_row_of_a_table_rewritten_before_its_turn() {
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));
     let relay = start();
-    // By now the relay has read the first table until its memory was full. Rewrite the other table
-    // before the relay reads it.
+    // Rewrite the second table before the relay reads it. The relay is still in the first table, whose rows
+    // have filled its memory budget.
     relay.wait_for_log("pubsub-unreachable").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     database

@@ -71,8 +71,8 @@ impl World {
         self.ends_well_but_for(|_, _| false).await
     }
 
-    /// Like `ends_well`, but a request and its repeat may have been in flight together if `excused`
-    /// returns true for the two.
+    /// Like `ends_well`, but allows that a request and its repeat were in flight together, if `excused` returns
+    /// true for this pair.
     async fn ends_well_but_for(
         self,
         excused: impl Fn(&Attempt, &Attempt) -> bool,
@@ -179,8 +179,8 @@ async fn requests_that_arrive_late_after_a_stall_are_repeats_in_order() {
             .await;
         wait_for_more(&world.database, 50).await;
     }
-    // A request that was given up during a stall arrives when the stall ends, together with its
-    // repeat. The relay cannot prevent this overlap.
+    // Allow that a request and its repeat arrive together at the end of a stall. The relay gave up the request
+    // during the stall, and cannot prevent this overlap.
     let are_of_a_burst = |first: &Attempt, second: &Attempt| {
         let is_of = |end: &Duration, of: &Attempt| {
             (*end..*end + Duration::from_millis(500)).contains(&of.received)
@@ -248,8 +248,8 @@ async fn front_ends_that_keep_sending_goaway_lose_and_swap_nothing() {
     assert!(lost == 0 || failed, "{report}\n{log}");
 }
 
-/// A long publish timeout, for tests in which Pub/Sub answers every request. The relay must not repeat
-/// a request because a busy machine reads its answer late.
+/// A long publish timeout, for tests in which Pub/Sub answers every request. With a short timeout, the relay
+/// would repeat a request if a busy machine delivers the answer late.
 const PATIENT: (&str, &str) = ("POSTRIDER_PUBLISH_TIMEOUT_S", "10");
 
 #[tokio::test(flavor = "multi_thread")]
@@ -274,7 +274,8 @@ async fn a_key_that_keeps_failing_takes_neither_memory_nor_speed_from_the_others
     let others = format!("{RECORDED} WHERE ordering_key <> 'o-0'");
     let before = world.database.number(&others).await;
     let began = Instant::now();
-    // The load does not write these keys, so one session decides the order of each key.
+    // Use keys that the load does not write. With two writing sessions per key, insertion order might not be
+    // commit order.
     let of_their_own = harness::insert_orders_sql(3_000, 1_000).replace("'o-'", "'p-'");
     world.database.execute(&of_their_own).await;
     eventually("the other keys are recorded", || async {

@@ -1,5 +1,5 @@
-//! Tests that the quarantine survives crashes of the relay and a lost slot, with or without full records,
-//! and that its events can be released afterwards.
+//! Tests that quarantined events stay in quarantine through crashes of the relay and the loss of the slot, and
+//! can be released afterwards. The tests run with `dispatch = full` and with `dispatch = exceptions`.
 
 use crate::exceptions::{
     assert_whole_and_in_order, insert, insert_bad, poison, release, rows, wait_until_delivered,

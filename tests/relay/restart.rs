@@ -157,7 +157,8 @@ async fn a_fast_shutdown_during_writes_does_not_wait_for_the_relay_and_loses_not
             .unwrap();
         tokio::spawn(connection);
         let insert = harness::insert_orders_sql(2_000_000, 50);
-        // The shutdown interrupts the inserts. Rows committed before the shutdown must be delivered.
+        // Insert so many rows that the shutdown interrupts the inserts. Rows that were committed before the
+        // shutdown must be delivered.
         let writing = tokio::spawn(async move { writer.batch_execute(&insert).await });
         let before = database
             .number("SELECT count(*) FROM outbox.dispatch")

@@ -286,7 +286,8 @@ async fn no_secret_is_printed_at_trace_level_for_rows_read_by_sql() {
         .create_topic("projects/demo/topics/dead")
         .await
         .unwrap();
-    // Refuse the event on its own topic only, because its dead letter has the same event id.
+    // Refuse the event on its own topic only. Otherwise Pub/Sub would also refuse its dead letter, which has the
+    // same event id.
     let event_id = BAD.to_owned();
     let poison = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(poison);

@@ -12,12 +12,12 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders, signal};
 /// The relay's log line when it has noticed the shutdown.
 pub(crate) const NOTICED: &str = "PostgreSQL is shutting down";
 
-/// Maximum number of bytes of WAL between the last confirmed position and the shutdown checkpoint. PostgreSQL may
-/// leave the rest of a WAL page empty there.
+/// Maximum number of bytes between the last confirmed position and the shutdown checkpoint. The two need not be
+/// equal, because PostgreSQL may leave the rest of a WAL page empty between them.
 const LAST_PAGE: u64 = 8192;
 
-/// Runs the SQL `work` while the walsender is frozen, and stops the server. The walsender can send the WAL of `work`
-/// only after the relay has noticed the shutdown. Returns the time that the server took to stop after that.
+/// Runs the SQL `work` while the walsender is frozen, and stops the server. The walsender continues, and sends the WAL
+/// of `work`, only when the relay has noticed the shutdown. Returns the time from then until the server has stopped.
 pub(crate) async fn stop_with_unsent_wal(
     database: &mut Database,
     relay: &Relay,
@@ -143,7 +143,8 @@ async fn with_exceptions_the_last_events_before_a_shutdown_are_delivered_and_con
     database.reconnect().await;
     database.wait_until_confirmed().await;
     let report = harness::check_streamed(&database, &emulator).await;
-    // Before version 17, PostgreSQL forgets the last confirmed position when it stops.
+    // Allow duplicates before PostgreSQL 17: these versions forget the last confirmed position when they stop, and
+    // so send events again.
     let has_forgotten = database.server().major_version().unwrap() < 17;
     assert!(report.is_clean(), "{report}");
     assert!(report.duplicates.is_empty() || has_forgotten, "{report}");
@@ -168,7 +169,8 @@ async fn a_server_that_shuts_down_does_not_wait_for_events_that_cannot_be_record
     assert!(report.is_clean(), "{report}");
 }
 
-/// Pub/Sub answers after 6.5 seconds, so the usual limit of 5 seconds without progress is too short here.
+/// With `dispatch = exceptions`, the session must wait for the answers of Pub/Sub, which take 6.5 seconds here. With
+/// `dispatch = full`, it ends after 5 seconds without progress.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_exceptions_a_slow_pubsub_leaves_no_wal_of_a_large_transaction_unconfirmed() {
     let (mut database, emulator, relay) = serving_without_records().await;

@@ -157,9 +157,9 @@ async fn after_a_failover_the_relay_goes_to_the_new_primary_by_itself_and_loses_
     relay.stop().await;
 }
 
-/// The old primary starts again after the failover, so there are two primaries. Only the failover
-/// tool can prevent two primaries, by fencing. But the relay must keep all connections of a session
-/// on one server.
+/// All connections of a session must go to the same server. The test starts the old primary again after the
+/// failover, so there are two primaries. (The relay cannot prevent this. The failover tool must fence the old
+/// primary.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_stays_on_its_server_when_the_old_primary_comes_back() {
     let mut pair = Pair::start().await;

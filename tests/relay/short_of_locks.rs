@@ -1,5 +1,5 @@
-//! Tests a server that has no room for more locks. The server then reports the same SQLSTATE as for a
-//! value that needs too much memory, and the relay must not quarantine good events because of it.
+//! Tests a server that has no room for more locks. The server then reports the same SQLSTATE as for a value that
+//! needs too much memory. The relay must not mistake this error for a bad event, and must quarantine nothing.
 
 use pubsub_emulator::{Action, Code, Fault};
 use scratch_postgres::ScratchPostgres;
@@ -76,8 +76,8 @@ async fn a_server_without_room_for_locks_puts_no_event_into_quarantine() {
         .await;
     database.drop_slot().await;
 
-    // During the outage, the recovery fills the memory budget and then waits. By then it has read only a
-    // part of the table.
+    // Stop the recovery in the middle of the table: during the outage, the rows that it has read fill the memory
+    // budget. It must read the other rows while the server has no room for locks.
     let outage = emulator
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));

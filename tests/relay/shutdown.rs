@@ -266,8 +266,8 @@ async fn sigterm_during_a_release_which_the_next_relay_completes() {
         &[("DATABASE_URL", &database.url)],
     );
     assert!({ released }.output().unwrap().status.success());
-    // A release sends a few hundred events at a time, so a relay that is stopped early leaves some
-    // of them.
+    // Stop two relays in the middle of the release. Each relay sends a few hundred released events at a time, and
+    // leaves the rest to the next relay.
     let mut left = database.number(RELEASED).await;
     assert_eq!(left, 1_996);
     for _ in 0..2 {

@@ -14,7 +14,7 @@ async fn a_stalled_standby_slot_is_shown_by_every_view_until_delivery_continues(
     let server = ScratchPostgres::builder()
         .setting("synchronized_standby_slots", "")
         .start();
-    // Older servers do not start with the unknown setting `synchronized_standby_slots`.
+    // A server before PostgreSQL 17 does not start, because it does not know the setting.
     let Some(server) = server.ok().filter(|s| s.major_version().unwrap() >= 17) else {
         eprintln!("SKIPPED: synchronized_standby_slots exists from PostgreSQL 17 on");
         return;

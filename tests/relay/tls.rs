@@ -68,15 +68,15 @@ async fn without_verification_any_certificate_is_accepted() {
         for mode in ["prefer", "require"] {
             let said = check(&server, "localhost", &format!("sslmode={mode}"));
             assert!(is_let_in(&said), "{kind}, {mode}:\n{said}");
-            // This server refuses plain connections, so a fallback to a plain connection would show
-            // this error.
+            // Check that the relay did not fall back to a plain connection, which this server refuses with
+            // `postgres-hba`.
             assert!(!said.contains("postgres-hba"), "{kind}, {mode}:\n{said}");
         }
     }
 }
 
-/// A server's certificate, what the client verifies, the PEM in `sslrootcert`, and what the error says. No error is
-/// expected if this text is empty.
+/// A server's certificate, the value of `sslmode`, the PEM in `sslrootcert`, and a part of the expected error. An
+/// empty text means that no error is expected.
 type Case = (Certificate, &'static str, String, &'static str);
 
 /// Cases in which `sslrootcert` is the server's certificate itself.
@@ -272,7 +272,7 @@ async fn parameters_of_libpq_reach_both_kinds_of_session() {
         ),
     );
     assert!(is_let_in(&said), "{said}");
-    // The server reads `options` of both sessions, and refuses unknown settings.
+    // The server refuses the unknown setting, which shows that it receives `options`.
     let said = check(
         &server,
         "127.0.0.1",
@@ -296,7 +296,7 @@ async fn a_standby_is_refused_when_a_primary_is_asked_for() {
     let said = say("target_session_attrs=read-write");
     assert!(said.contains("error[postgres-standby]"), "{said}");
     assert!(said.contains("but a primary is needed"), "{said}");
-    // The connection is made. The command itself then refuses the standby server.
+    // With `any`, the client connects to the standby server, and the command itself refuses it.
     let said = say("target_session_attrs=any");
     assert!(said.contains("error[postgres-standby]"), "{said}");
     assert!(!said.contains("but a primary is needed"), "{said}");

@@ -149,8 +149,8 @@ async fn errors_that_the_encoding_of_the_database_cannot_store_are_stored_escape
     }
 }
 
-/// The errors of Pub/Sub contain a character that the encoding lacks. The relay stores them in a readable form:
-/// the reason in the record of the quarantined event, and the condition of the relay.
+/// Pub/Sub's errors contain a character that the database's encoding lacks. Checks that the relay stores these
+/// errors with the character escaped: in the record of a quarantined event, and in the condition of the relay.
 async fn errors_are_stored_escaped(encoding: &str) {
     let database = in_encoding(encoding).await;
     let emulator = harness::emulator().await;
@@ -370,7 +370,8 @@ async fn rows_from_before_the_version_was_renamed_keep_their_version() {
     an_optional_column_gets_its_default_name("version", "7", "version").await;
 }
 
-/// The rows in the WAL rightly lack a column that was added later, so the stream goes on.
+/// Rows in the WAL lack a column that was added later. That is no error, so the relay publishes these rows from the
+/// stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_added_optional_column_causes_no_recovery() {
     let database = Database::private().await;

@@ -31,8 +31,8 @@ async fn keys_of_topic(database: &Database, count: usize) -> Vec<serde_json::Val
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keys_that_wait_for_a_failing_topic_are_named_oldest_first() {
-    // A request that gets no answer is in flight nearly all the time. Its events wait too, so their keys
-    // must be named.
+    // `status` must also name the keys whose requests get no answer. Nearly all the time, these requests are in
+    // flight.
     for action in [Action::Fail(Code::NotFound), Action::NeverAnswer] {
         let database = Database::start().await;
         let emulator = harness::emulator().await;

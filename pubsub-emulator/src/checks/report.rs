@@ -110,8 +110,8 @@ pub enum Reason {
     /// The previous copy was not answered with its message id, so the client had to publish the
     /// event again.
     NotAnswered,
-    /// The previous copy was answered with its message id. Another copy is then acceptable only
-    /// right after a crash of the client.
+    /// The previous copy was answered with its message id. The client may still publish the event
+    /// again after a crash, if it had not recorded this answer before the crash.
     Unexplained,
 }
 

@@ -148,7 +148,7 @@ impl Script {
         })
     }
 
-    /// The first error with a reason that applies to all requests of the topic.
+    /// The error of the first [`Action::FailWithReason`] that applies to all requests of the topic.
     pub(super) fn reason(&self, topic: &str) -> Option<Reason> {
         let mut faults = self.injected.iter().map(|injected| &injected.fault);
         faults.find_map(|fault| {

@@ -39,7 +39,7 @@ pub(crate) struct Subscription {
     /// effect.
     incarnation: u64,
     state: Mutex<State>,
-    /// Notified when there might be new messages to take.
+    /// See [`Subscription::changed`].
     changed: Notify,
 }
 
@@ -133,7 +133,7 @@ impl Subscription {
         Ok(state.resource.clone())
     }
 
-    /// Notified when there might be new messages to take, and when the subscription is gone.
+    /// Notified when there might be messages to take, and when the subscription is gone.
     pub(crate) fn changed(&self) -> &Notify {
         &self.changed
     }

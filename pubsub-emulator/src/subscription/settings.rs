@@ -1,7 +1,7 @@
 //! The settings of a subscription: checks them, fills in defaults, applies updates, and refuses
 //! features that the emulator lacks.
 //!
-//! A refusal names the field. Bounds and defaults come from
+//! A refusal names the field. The limits and defaults are those of the service:
 //! <https://cloud.google.com/pubsub/docs/subscription-properties>.
 
 use std::ops::RangeInclusive;

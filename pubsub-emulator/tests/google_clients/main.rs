@@ -1,7 +1,7 @@
 //! Google's own Python, Node and Rust clients publish and receive in order through the emulator.
 //!
 //! The Python and Node clients are installed once from their registries, into a folder below the
-//! cargo target directory. If this is not possible (offline, no interpreter), the test is skipped
+//! cargo target directory. If the installation fails (offline, no interpreter), the test is skipped
 //! and prints the reason to standard error.
 
 mod install;

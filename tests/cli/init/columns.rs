@@ -84,8 +84,8 @@ async fn tables_that_differ_only_in_their_quotes_get_identities_of_their_own() {
     assert_eq!(identities, "a.b.c a.b.c#2");
 }
 
-/// Rows that logical replication writes have the `inserted_xid` of the sending server, unless the
-/// publication there leaves this column out. So `init` must report such a table.
+/// A row that a subscription writes may have the `inserted_xid` of the sending server, and a recovery
+/// may then mistake the row for an old one. So `init` must report such a table.
 #[tokio::test]
 async fn a_table_that_a_subscription_writes_into_is_reported() {
     let own = Own::new("", "").await;
@@ -168,8 +168,8 @@ async fn a_long_reader_makes_init_wait_but_no_writer() {
     own.run(&INIT).await.assert_status(0);
 }
 
-/// `init` must not add a column that the publication leaves out, because the relay could then not
-/// continue.
+/// The relay cannot continue if the table has the column `inserted_xid` and the publication leaves it
+/// out. So `init` must not add the column to such a table.
 #[tokio::test]
 async fn no_column_is_added_that_a_column_list_would_leave_out() {
     let own = Own::new("", "").await;

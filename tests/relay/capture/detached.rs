@@ -168,8 +168,8 @@ async fn rows_of_a_detached_partition_are_published_once_the_relay_may_read_it()
     relay.stop().await;
 }
 
-/// As long as the slot exists, the slot streams all rows, so the relay needs no right to read the
-/// partition.
+/// The stream contains all rows of the partition. So the relay needs no right to read the partition, and
+/// forgets it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_partition_that_the_stream_has_brought_is_forgotten() {
     let mut world = World::new(Kind::Partitioned, 20).await;

@@ -97,7 +97,8 @@ async fn a_gap_is_closed_after_the_relay_is_killed_right_after_it() {
     }
 }
 
-/// The rows of the gap reuse free space in old pages of the table. The relay must find them there.
+/// The rows of the gap are not at the end of the table, because they reuse free space in old pages. The
+/// relay must find them there.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_gap_in_reused_pages_are_found() {
     for kind in [Kind::Numbered, Kind::Uuid] {

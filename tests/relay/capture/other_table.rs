@@ -83,9 +83,9 @@ async fn rows_of_a_table_that_becomes_a_partition_are_published_without_records(
     }
 }
 
-/// Commits new rows. All rows of a key are in the same partition. Otherwise the order of a key could change,
-/// because the relay first publishes the rows of partitions that are no longer captured, and then all other
-/// rows.
+/// Commits new rows. All rows of a key are in the same partition, because the relay publishes the rows of
+/// partitions that are no longer captured before all other rows. A key with rows in both kinds of
+/// partitions could be out of order.
 async fn insert_by_partition(world: &mut World, rows: u32) {
     let (first, last) = (world.next, world.next + rows - 1);
     world.next += rows;
@@ -234,7 +234,8 @@ async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_o
     world.wait_until_compared(&relay).await;
     relay.stop().await;
     insert_while_a_partition_is_captured(&mut world, false).await;
-    // PostgreSQL may give the OID of a dropped partition to another table, so the record must forget it.
+    // The capture record must forget a dropped partition, because PostgreSQL may give its OID to another
+    // table.
     let remembered = "SELECT count(*) FROM outbox.capture, jsonb_object_keys(uncaptured) o \
                       WHERE NOT EXISTS (SELECT FROM pg_class WHERE oid = o::oid)";
     world.execute("DROP TABLE public.parts_3").await;
@@ -253,8 +254,9 @@ async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_o
     relay.stop().await;
 }
 
-/// A relay whose settings name another table reads the slot for a moment, and stops before it has audited that
-/// table. One ignored row has a low `seq`, so only a comparison of the whole table finds it.
+/// A relay whose settings name another table streams from the slot for a moment, and ignores a row of the
+/// first table. It stops before it has audited its own table. The ignored row has a low `seq`, so only a
+/// comparison of the whole first table finds it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_ignored_by_a_relay_of_another_table_are_found_even_if_it_stops_before_its_audit() {
     let database = Database::private().await;

@@ -128,7 +128,8 @@ async fn an_attached_table_of_another_running_relay_is_published_by_its_owner_al
     ] {
         assert!(screen.contains(says), "{says} in\n{screen}");
     }
-    // Both relays may have published the first rows, but no later ones.
+    // Both relays may have published the rows in `at_once`. Of the rows that are inserted from now on, only
+    // the owner of the partition publishes those in the partition.
     let shared = insert(&database, "ob", 9, 20).await;
     let held_up = insert(&database, "ob", 1, 3).await;
     wait_until_recorded(&database, &[&shared[..], &at_once].concat()).await;
@@ -143,7 +144,7 @@ async fn an_attached_table_of_another_running_relay_is_published_by_its_owner_al
     let later = insert(&database, "ob", 9, 5).await;
     wait_until_recorded(&database, &later).await;
 
-    // The stopped relay continues by itself.
+    // The relay of the partitioned table streams again after the detach, without a restart.
     database.execute(DETACH).await;
     wait_for_state(&root.addr, "streaming").await;
     wait_until_recorded(&database, &held_up).await;

@@ -89,9 +89,9 @@ async fn rows_committed_while_the_first_slot_is_made_are_never_published() {
     }
 }
 
-/// Starts a relay without a slot, and waits until it streams. Returns the relay, and a transaction
-/// that was open at the point where the slot begins. PostgreSQL waits for two other transactions
-/// while it creates the slot. Both of them have inserted old rows.
+/// Starts a relay without a slot, and waits until it streams. PostgreSQL waits for two transactions while
+/// it creates the slot. Both of them insert old rows. Returns the relay, and a third transaction, which is
+/// still open and was already open at the point where the slot begins.
 async fn with_a_transaction_across_the_beginning(world: &mut World) -> (Relay, Client) {
     let (first, xid) = begin(&world.database).await;
     let old = world.kind.insert_old(&world.table, 5);
@@ -227,8 +227,9 @@ async fn a_crash_between_the_slot_and_the_capture_record_publishes_no_old_row() 
     }
 }
 
-/// PostgreSQL invalidates the new slot before the capture record is durable, or before the position of the slot is
-/// recorded. Rows that are committed after that are published.
+/// PostgreSQL invalidates the new slot during the first start: before the capture record is durable, or
+/// before the position of the slot is recorded. The relay must publish every row that is committed after
+/// the capture record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_invalidated_during_the_first_start_costs_no_row() {
     for (kind, has_record) in [
@@ -320,8 +321,8 @@ async fn of_two_first_starts_on_one_table_the_refused_one_drops_its_slot() {
     assert_eq!(messages, 20, "no old row");
 }
 
-/// A first start publishes nothing from the tables. So the relay must not report a recovery, no matter
-/// how often it tries again.
+/// A first start publishes nothing from the tables, so it is not a recovery. The relay must not report it
+/// as a recovery, no matter how often the relay tries again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_finds_no_free_slot_is_not_reported_as_a_recovery() {
     let server = ScratchPostgres::builder()

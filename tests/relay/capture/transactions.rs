@@ -185,8 +185,9 @@ async fn a_transaction_that_outlives_several_audits_is_delivered_after_a_crash_a
             world.wait_until_published(&relay).await;
             world.wait_until_compared(&relay).await;
             if round == 0 {
-                // Stop the first relay cleanly. After a crash, the next relay would compare whole tables,
-                // and that audit would end only after the open transaction.
+                // Stop the first relay cleanly, so that the audit of the next relay can end while the
+                // transaction is open. After a crash, that audit would compare whole tables, and would end
+                // only after the transaction.
                 relay.stop().await;
                 continue;
             }

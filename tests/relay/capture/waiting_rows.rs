@@ -10,8 +10,9 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// Moves 10,000 rows of a transaction, one of whose events waits for its topic. The moved rows have to
-/// wait too, and their messages would need twice the memory budget. Checks that memory stays low.
+/// Publishes 10,000 rows of one transaction, and then moves them. Another event of the transaction waits
+/// for its topic, so the moved rows have to wait too. Their messages would need twice the memory budget.
+/// Checks that the memory of the relay grows only a little.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world
@@ -128,7 +129,8 @@ async fn new_rows_that_have_waited_without_their_messages_are_published_in_order
 const MOVE: &str =
     "UPDATE public.parts SET day = day + 366 WHERE aggregateid = 'before-1' AND day < '2022-01-01'";
 
-/// A recovery waits for a topic. In the meantime, a row that was published long before is moved.
+/// A recovery waits for a topic. In the meantime, a row that was published long before is moved. The moved
+/// row must hold up no other key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_moved_row_with_a_record_stops_no_other_key_while_a_recovery_waits() {
     let (mut world, relay) = World::served(Kind::Partitioned, 40).await;
@@ -149,8 +151,8 @@ async fn a_moved_row_with_a_record_stops_no_other_key_while_a_recovery_waits() {
     assert_stored_once(&world, relay).await;
 }
 
-/// Rows without a record are moved several times while their first request is in flight. Some of these
-/// moves are in one transaction.
+/// A row without a record is moved several times, twice of them in one transaction, while the first request
+/// for the moved row is in flight.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_a_record_that_moves_several_times_is_published_again_only_once() {
     const ROW: &str = "aggregateid = 'before-1' AND payload->>'n' = '1'";

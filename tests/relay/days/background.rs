@@ -60,8 +60,8 @@ async fn drop_days_while_events_flow(dispatch: &str) {
     database
         .execute(&format!("DROP TABLE {}", day(&database, 7).await.0))
         .await;
-    // Wait before the stop. Without records, a relay that stops in the middle of a transaction
-    // sends the whole transaction again after its restart.
+    // Wait until the relay has sent all old events. With `dispatch = exceptions`, a relay that stops in the
+    // middle of a transaction sends the whole transaction again after its restart.
     let old = "SELECT count(*) FROM public.written WHERE aggregateid LIKE 'old-%'";
     let old = usize::try_from(database.number(old).await).unwrap();
     eventually("the old events are stored", || async {
@@ -72,8 +72,8 @@ async fn drop_days_while_events_flow(dispatch: &str) {
     relay.stop().await;
     let relay = run();
     eventually("old days are dropped, and the records of their rows deleted", || async {
-        // A checkpoint writes the running transactions to the WAL, which lets `restart_lsn` advance.
-        // `prune` needs this.
+        // `prune` deletes only what lies below `restart_lsn`. A checkpoint writes the running transactions
+        // to the WAL, which lets `restart_lsn` advance.
         database.execute("CHECKPOINT").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         let mut left = 0;

@@ -45,8 +45,8 @@ async fn an_old_day_is_dropped_once_all_its_rows_may_go_and_nothing_is_sent_agai
     let (code, json) = prune(&database, "--dry-run");
     assert_eq!(code, Some(0), "{json:#}");
     assert_eq!(dropped(&json), [6_000, 0], "{json:#}");
-    // The row in quarantine keeps the partition of its day. The records of all other rows look old,
-    // because the test has aged them.
+    // Every row may be deleted except the row in quarantine, because the test has aged the records of all
+    // days. The day of the quarantined row keeps its partition.
     assert_eq!(json["tables"][0]["rows"], 6_200, "{json:#}");
     assert!(exists(&database, &gone).await);
 
@@ -161,7 +161,8 @@ async fn after_a_drop_events_are_replayed_and_a_lost_slot_is_recovered() {
     assert!(audited.status.success(), "{audited:?}");
 }
 
-/// The bounds of the day are old, but one of its rows has not been published yet, so the day must stay.
+/// The partition is for an old day, but one of its rows has not been published yet. So the partition must
+/// stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_day_with_one_row_that_waits_stays_and_its_other_rows_go() {
     let database = daily_database().await;

@@ -69,8 +69,8 @@ async fn a_day_is_not_added_while_somebody_uses_the_default_partition() {
     assert!(exists(&database, &last).await);
 }
 
-/// Publishes 200 events of an old day, and ages their records, so that the rows may be deleted.
-/// Returns the partition of the day, and the relay.
+/// Publishes 200 events of an old day, and ages their records, so that the rows may be deleted. Returns the
+/// name of the partition, and the relay.
 async fn old_day(database: &Database, emulator: &RunningEmulator) -> (String, Relay) {
     let old = add_past_day(database, -20).await;
     let relay = Relay::start(database, emulator);
@@ -85,8 +85,8 @@ async fn old_day(database: &Database, emulator: &RunningEmulator) -> (String, Re
     (old, relay)
 }
 
-/// Starts a prune run while a reader prevents the drop of the day. Returns once the run has locked
-/// the day.
+/// Starts a prune run while a reader keeps the run from dropping the partition of the old day. Waits until
+/// the run has locked the partition. Returns the session of the reader, and the task of the run.
 async fn prune_behind_a_reader(database: &Database) -> (Client, JoinHandle<serde_json::Value>) {
     let reader = connect(&database.url).await;
     let read = "BEGIN; SELECT count(*) FROM outbox.events";
@@ -102,8 +102,8 @@ async fn prune_behind_a_reader(database: &Database) -> (Client, JoinHandle<serde
     (reader, pruning)
 }
 
-/// If dropping a day caused a deadlock, PostgreSQL could end the transaction of a service after one
-/// second. So the prune run must give up earlier.
+/// The services and the prune run may wait for locks of each other. PostgreSQL could resolve such a
+/// deadlock after one second by ending the transaction of a service. So the prune run must give up earlier.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_that_insert_into_a_day_that_is_dropped_never_fail() {
     let database = daily_database().await;
@@ -146,7 +146,8 @@ async fn a_day_stays_if_a_record_changes_after_its_row_was_judged() {
              WHERE event_id = (SELECT id FROM outbox.events ORDER BY seq LIMIT 1)",
         )
         .await;
-    // Wait until an attempt has read the old records and then given up.
+    // Wait until the prune run has read the old records, and has given up its first attempt to drop the
+    // day.
     tokio::time::sleep(Duration::from_millis(400)).await;
     reader.batch_execute("COMMIT").await.unwrap();
     let json = pruning.await.unwrap();

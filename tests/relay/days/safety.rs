@@ -90,8 +90,8 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
     assert_eq!(refused(&url, &unlocked).await, prerequisite);
 }
 
-/// An old snapshot still shows a partition that was detached later. The functions must refuse to
-/// drop such a table.
+/// In an old snapshot, a table is still a partition although it has been detached since. The functions must
+/// refuse to drop this table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_was_detached_is_no_day_in_any_isolation_level() {
     let database = daily_database().await;

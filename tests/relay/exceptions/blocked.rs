@@ -11,15 +11,15 @@ use super::{
 };
 use crate::harness::{self, Database, eventually};
 
-/// The blocked key has events in quarantine, and earlier events without a dispatch row. A recovery
-/// repeats the earlier events.
+/// The blocked key has events in quarantine, and earlier events that are published but have no dispatch
+/// row. The recovery must repeat the earlier events, and keep the order of the key.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_lost() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    // The relay vouches for the first ten events, and would vouch again about ten seconds later.
-    // The test kills the relay before that, so the relay has not vouched for later events.
+    // The relay vouches for the first ten events, and vouches again only about ten seconds later. The test
+    // kills it earlier, so no later event is vouched for.
     let relay = start(&database, &emulator);
     insert(&database, 1, 10).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -54,8 +54,8 @@ async fn kill_9_during_a_release_keeps_the_order_of_the_key() {
     let emulator = harness::emulator().await;
     poison(&emulator);
     let mut relay = start(&database, &emulator);
-    // The topic of this event does not exist, so the confirmed position does not advance, and each
-    // restart repeats all events.
+    // The topic of this event does not exist. As long as the event waits, the confirmed position does not
+    // advance, so each restart repeats all later events.
     database
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, \

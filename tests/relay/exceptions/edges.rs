@@ -114,8 +114,8 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // The aggregate `a` sorts before the bad event's aggregate, `o-1`, in every collation, so a recovery
-    // reads `a` first.
+    // The key of the bad event is `o-1`. A recovery reads the aggregate `a` before `o-1`, because `a` sorts
+    // first in every collation.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both events are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())

@@ -116,8 +116,9 @@ async fn a_recovery_that_loses_its_slot_again_and_again_ends_and_repeats_little(
     let relay = start_with(&database, &emulator, &FEW_REQUESTS);
     let mut reached = vec![resolved(&database, &emulator, -1).await];
     for round in 1..4 {
-        // The recovery reads this row before all others, although the row is committed after the slot was
-        // created.
+        // The recovery has not read this row, although the `seq` of the row is below the progress that the
+        // recovery has recorded. After the loss of the slot, the next recovery must publish the row all the
+        // same.
         let late = format!(
             "INSERT INTO outbox.events (seq, aggregatetype, aggregateid, event_type, version) \
              OVERRIDING SYSTEM VALUE VALUES (-{round}, 'order', 'late-{round}', 'Late', 1)"
@@ -201,8 +202,8 @@ async fn a_row_that_waits_in_an_interrupted_recovery_is_published_later() {
     wait_until_delivered(&database, &emulator, &relay).await;
 }
 
-/// Somebody else has locked `outbox.capture`, so the progress cannot be written. The recovery does not need the
-/// progress.
+/// Another session has locked `outbox.capture`, so the relay cannot write the progress of the recovery. The
+/// recovery must go on without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_goes_on_while_its_progress_cannot_be_written() {
     let (database, emulator) = served().await;

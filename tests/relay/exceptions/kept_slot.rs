@@ -1,6 +1,6 @@
-//! Tests a change of the publication or of a captured table while the relay is down or cannot publish,
-//! with rows that are deleted before they are delivered. The slot is fine, so the relay keeps it, and
-//! publishes the deleted rows from its stream.
+//! Tests in which the publication or a captured table changes while the relay is down or cannot publish,
+//! and rows are deleted before the relay has published them. The relay must keep its slot, because only the
+//! stream still contains the deleted rows.
 
 mod interrupted;
 
@@ -167,7 +167,8 @@ async fn rows_of_a_gap_come_from_the_table_and_deleted_rows_from_the_stream() {
     assert_kept(&relay);
 }
 
-/// The stream contains the rows that the relay has read from the table. The relay must skip them there.
+/// The relay reads rows from the table, and then gets the same rows from the stream. It must skip them
+/// there.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_come_from_the_table_and_from_the_stream_are_sent_once() {
     let (database, emulator, relay) = after_some_events(50).await;
@@ -242,8 +243,9 @@ async fn deleted_rows_that_wait_for_their_topic_are_delivered_after_a_change() {
     inserted.arrive_in_order(&database, &emulator, &relay).await;
 }
 
-/// For each row, PostgreSQL uses the publication as it was when the row was inserted. So the relay waits for
-/// the transactions that began before the publication was right, and then reads their rows from the table.
+/// For each row, PostgreSQL uses the publication as it was when the row was inserted. So the stream leaves
+/// out rows of a transaction that inserted them during the gap, even if the transaction commits later. The
+/// relay must wait for such transactions, and then read their rows from the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_an_open_transaction_inserted_in_a_gap_are_delivered() {
     let (database, emulator, relay) = after_some_events(50).await;
@@ -266,9 +268,9 @@ async fn rows_that_an_open_transaction_inserted_in_a_gap_are_delivered() {
     assert_kept(&relay);
 }
 
-/// The transaction inserts a row before the table is published again, and commits afterwards. After such a
-/// transaction, old minor versions of PostgreSQL treat the table as unpublished until the walsender ends. So
-/// the relay does not keep the slot on these versions.
+/// A transaction inserts a row before the table is published again, and commits afterwards. Old minor
+/// versions of PostgreSQL may then leave rows of later transactions out of the stream of the slot. So on
+/// these versions the relay recovers with a new slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_was_open_during_the_change_does_not_hide_later_rows() {
     let (database, emulator, relay) = after_some_events(50).await;

@@ -47,8 +47,8 @@ async fn kill_9_under_load_loses_nothing_and_repeats_completely_and_in_order() {
     for round in 1..=5 {
         let relay = start(&database, &emulator);
         let target = emulator.journal().counts().stored_messages + 300;
-        // Insert more, because the previous relay may already have delivered and confirmed
-        // everything.
+        // Insert more events, because the relays of earlier rounds may already have delivered and confirmed
+        // all others.
         insert(&database, 2_601 + round * 400, 300).await;
         eventually("some more events are stored", || async {
             (emulator.journal().counts().stored_messages >= target).then_some(())

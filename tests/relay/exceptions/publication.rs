@@ -12,7 +12,8 @@ use crate::harness::{self, Database, Relay, eventually};
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// The gap may open and close between two checks of the publication, so the relay might not see it.
+/// The gap may open and close between two checks of the publication. The relay must deliver the rows even
+/// if neither check sees the gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_publication_gap_are_delivered_by_a_running_relay() {
     let (database, emulator, relay) = after_some_events(300).await;

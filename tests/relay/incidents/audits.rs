@@ -31,7 +31,8 @@ const fn fails(says: &'static [&'static str]) -> Expected {
     }
 }
 
-/// Checks what `/status`, the page, `/metrics` and `outbox.relay` show in addition to the state.
+/// Checks that `/status`, the page, `/metrics` and `outbox.relay` say that audits fail. `unchecked` names
+/// what the relay could not check, and `meaning` is the text for the operator.
 async fn assert_named(desk: &Desk, sight: &Sight, unchecked: &str, meaning: &str) {
     let port = sight.port.as_ref().unwrap();
     assert_eq!(

@@ -97,10 +97,9 @@ impl Desk {
         insert_orders(&self.database, 40, 8).await;
     }
 
-    /// Reads all views until they have the expected content. Panics after a minute. This limit is
-    /// generous, because PostgreSQL advances the `restart_lsn` of a slot only when it writes the running
-    /// transactions to the WAL. PostgreSQL writes them every 15 seconds, and sometimes has to write them
-    /// twice.
+    /// Reads all views until they have the expected content. Panics after a minute. Some content takes up
+    /// to half a minute: the `restart_lsn` of a slot advances only when PostgreSQL writes the running
+    /// transactions to the WAL, every 15 seconds, and sometimes only after the second write.
     pub(super) async fn sees(&self, expected: Expected) -> Sight {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

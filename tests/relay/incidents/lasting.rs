@@ -1,5 +1,5 @@
-//! Tests what the views say about an incident that lasts: its duration, the age of the oldest event, and what else
-//! waits.
+//! Tests what the views say about an incident that lasts: how long it has lasted, the age of the oldest
+//! event, and which further rows have to wait.
 
 use std::time::{Duration, Instant};
 
@@ -52,8 +52,8 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
     while first.elapsed() < Duration::from_secs(6) {
         stops().await;
     }
-    // The views show less than `first.elapsed()`: at each restart, they do not count the time that the relay
-    // needs to write its condition.
+    // The views show less than the full time, because they leave out the time that the relay needs to write
+    // its condition at each restart. Require half of the full time.
     let least = first.elapsed() / 2;
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
@@ -84,8 +84,8 @@ async fn all_ages_of_the_same_event_are_since_its_commit() {
     assert!((lag - oldest.as_f64().unwrap()).abs() < 60.0, "{shown}");
 }
 
-/// Rows that the stream has missed are published by an audit, and no audit runs before the recovery has ended. So these
-/// rows wait for the recovery.
+/// A recovery waits for a topic. Rows that the stream has missed must wait too, because an audit publishes
+/// them, and no audit runs before the recovery has ended. The screens must say so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_screens_say_what_waits_for_a_recovery_that_waits_for_a_topic() {
     let desk = Desk::new().await;

@@ -107,8 +107,8 @@ async fn the_table_of_records_is_gone() {
         ])
     };
     desk.sees(gone).await;
-    // A restarted relay records the error too, so that the commands can show it, even though this relay
-    // never had a session.
+    // A restarted relay never opens a session. It must record the error all the same, because the commands
+    // read the error from the database.
     desk.start();
     assert_eq!(desk.ended("schema-missing").await, Some(3));
     let condition = "UPDATE outbox.relay SET condition = NULL";

@@ -1,7 +1,8 @@
 //! Aggregates that a stranger has planted with the names of PostgreSQL's own aggregates and window functions.
-//! (Only a superuser can create window functions, but an aggregate can be called as a window function.)
+//! A stranger cannot create a window function, but PostgreSQL accepts an aggregate where a query calls one.
 
-/// Continues `PLANT`. The planted functions count their calls, even if their aggregate reads no row.
+/// Runs after the `PLANT` of the parent module. The functions of each planted aggregate count their calls, even if
+/// the aggregate reads no row.
 pub(super) const PLANT: &str = r#"
 CREATE FUNCTION evil.last(text) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog AS
     'BEGIN PERFORM evil.trap(); END';

@@ -1,8 +1,8 @@
-//! What the tests with planted objects run.
+//! Commands and SQL that the tests with planted objects run.
 
 use crate::harness::Database;
 
-/// Commands that read, and a replay.
+/// Commands that change nothing, and a replay.
 pub(super) const READS: &[&[&str]] = &[
     &["status"],
     &["event", "--since", "1h"],
@@ -15,7 +15,8 @@ pub(super) const READS: &[&[&str]] = &[
     &["replay", "--key", "o-2", "--yes"],
 ];
 
-/// Makes the relay believe that the database has moved to another server, whose WAL is behind the records.
+/// Makes the relay believe that the database has moved to another server, whose WAL has not reached the position
+/// of every dispatch row.
 pub(super) async fn pretend_to_have_moved(database: &Database) {
     database
         .execute(

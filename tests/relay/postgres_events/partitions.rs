@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Creates `outbox.parted`, a table with one partition, for the versions 0 to 99. Starts a relay that
+/// Creates the table `outbox.parted`, whose only partition is for the versions 0 to 99. Starts a relay that
 /// captures this table, and waits until the relay streams.
 async fn start_parted(database: &Database, emulator: &RunningEmulator) -> Relay {
     database
@@ -92,8 +92,8 @@ async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table(
     relay.wait_for_log("publication-gap").await;
 }
 
-/// Attaches a foreign table whose rows are in a file of the server. The test replaces `INSERTS` with the statement
-/// that inserts the rows.
+/// Attaches a foreign table, whose rows are in a file on the server. The test replaces `INSERTS` with a statement
+/// that inserts these rows into the table `outbox.cold`, and this SQL copies them to the file.
 const ATTACH_FOREIGN: &str = "\
     CREATE TABLE outbox.cold (LIKE outbox.parted INCLUDING DEFAULTS); INSERTS \
     CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
@@ -112,9 +112,9 @@ const DETACH_AND_COPY: &str = "\
 const ATTACH_UNLOGGED: &str = "\
     CREATE UNLOGGED TABLE outbox.parted_2 PARTITION OF outbox.parted FOR VALUES FROM (100) TO (200); INSERTS";
 
-/// Runs the SQL `attach`, which attaches a partition with 50 rows that PostgreSQL does not stream. The rows are
-/// inserted into the table `into`. Waits until the relay logs the texts in `hints`, and follows them with the SQL
-/// `repair`. Checks that all rows are published.
+/// Checks that the relay's hints lead to the delivery of 50 rows in a partition that PostgreSQL does not stream.
+/// The SQL `attach` attaches the partition, and inserts the rows into the table `into`. When the relay has logged
+/// the texts in `hints`, the SQL `repair` does what the hints say.
 async fn hint_is_followed(
     dispatch: &str,
     (attach, into): (&str, &str),

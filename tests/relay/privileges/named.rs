@@ -17,8 +17,8 @@ async fn a_right_that_is_revoked_while_the_relay_runs_is_named_in_the_log_and_in
     let host = emulator.addr().to_string();
     let url = login_role(&database).await;
     let environment = [("DATABASE_URL", url.as_str())];
-    // If one of these rights is missing, the relay cannot record an outcome or begin its next session, so
-    // it ends.
+    // The relay exits if one of these rights is missing. Without INSERT it cannot record outcomes. Without one of
+    // the other rights it cannot begin its next session.
     for (right, table) in [
         ("INSERT", "outbox.dispatch"),
         ("SELECT", "outbox.relay"),

@@ -48,7 +48,7 @@ async fn kill_9_during_a_release_resumes_it_at_the_next_start() {
     let relay = Relay::start(&database, &emulator);
     wait_for_state(&database, "quarantined", 1_001).await;
     relay.kill_9();
-    // The relay is down, so the next relay carries out the release.
+    // Release the key while no relay runs. The next relay publishes the released events.
     emulator.faults().lift(fault);
     quarantine(&database, &["release", "--key", "o-1"]);
     let slow = Fault::new(Action::Delay(Duration::from_millis(50)));
@@ -348,11 +348,12 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
         .await
         .unwrap();
     wait_for_state(&database, "published", 601).await;
-    // At most 100 lines in ten seconds, although 600 keys are released.
+    // The relay logs at most 100 lines of this text in ten seconds, although it releases 600 keys. Allow
+    // three times ten seconds for the release.
     let log = relay.log();
     let told = log.matches("all events of this key are released").count();
     assert!((1..=300).contains(&told), "{told} lines: {log}");
-    // The next line after the ten seconds tells how many lines were left out.
+    // The first line of this text after these ten seconds says how many lines the log lacks.
     let end_session = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
                        WHERE active AND database = current_database()";
     eventually("the log tells how many lines it left out", || async {

@@ -198,8 +198,8 @@ async fn unmappable_rows_are_quarantined_with_their_key_if_it_is_known() {
             ("TooLarge", "event-too-large", topic, Some("big")),
         ]
     );
-    // The key o-0 waits from its bad event on. Its earlier events, and all events of o-1, were
-    // published.
+    // The bad event of o-0 and all later events of this key are in quarantine. The earlier events of o-0,
+    // and all events of o-1, are published.
     assert_eq!(
         in_state(&database, "published").await,
         30,
@@ -221,7 +221,8 @@ async fn a_dead_letter_is_sent_for_the_bad_event_and_not_for_those_that_wait() {
     let emulator = harness::emulator().await;
     let dead = "projects/demo/topics/dead";
     emulator.create_topic(dead).await.unwrap();
-    // Refuse the event on its own topic only, because its dead letter has the same event id.
+    // Refuse the event on its own topic only. Otherwise Pub/Sub would also refuse its dead letter, which has the
+    // same event id.
     let event_id = BAD.to_owned();
     let fault = Fault::new(Action::Poison { event_id }).on_topic("order.events");
     emulator.faults().inject(fault);
@@ -278,7 +279,7 @@ async fn kill_9_during_the_bisection_keeps_the_key_blocked_and_loses_nothing() {
     let slow = emulator.faults().inject(Fault::new(slow));
     for errors in 1..5 {
         let relay = Relay::start(&database, &emulator);
-        // If the bad event was alone in its request, the bisection may already be over.
+        // A bad event that was alone in its request needs no bisection, and may already be in quarantine.
         eventually("the bisection has begun", || async {
             let refused = emulator.journal().counts().error_answers;
             let found = in_state(&database, "quarantined").await > 0;

@@ -2,9 +2,10 @@
 
 use super::*;
 
-/// Inserts an event of the key `k`. With the type `Bad` its row cannot become a message.
+/// Inserts an event of the key `k`. An event of the type `Bad` cannot become a message, because its type is too
+/// long for an attribute.
 async fn insert_one(database: &Database, version: u32, event_type: &str) {
-    // The value of an attribute has at most 1,024 bytes.
+    // Pub/Sub allows at most 1,024 bytes for the value of an attribute.
     let padding = if event_type == "Bad" { 2_000 } else { 0 };
     database
         .execute(&format!(
@@ -27,8 +28,8 @@ async fn versions(database: &Database, state: &str) -> String {
         .await
 }
 
-/// The versions of the events that are stored, in the order of the last request with each of them. The events that were
-/// in flight at the crash may be stored twice.
+/// The versions of the stored events, each at the position of its last request. Events that were in flight at the
+/// crash may be stored twice.
 async fn stored_versions(database: &Database, emulator: &RunningEmulator) -> Vec<i64> {
     let mut versions = Vec::new();
     for attempt in emulator.journal().attempts() {
@@ -45,8 +46,8 @@ async fn stored_versions(database: &Database, emulator: &RunningEmulator) -> Vec
     versions
 }
 
-/// Kills a relay when the events 2 and 3 of a key are in flight, and the events 4 to 6 of the key are in quarantine. Then
-/// drops the slot.
+/// Kills a relay and drops its slot. At the kill, the events 2 and 3 of a key are in flight, and its events 4 to 6
+/// are in quarantine.
 async fn lose_slot_with_a_blocked_key(database: &Database) -> RunningEmulator {
     let emulator = harness::emulator().await;
     let relay = Relay::start(database, &emulator);

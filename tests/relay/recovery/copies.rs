@@ -98,7 +98,7 @@ async fn a_copy_of_the_database_on_the_same_server_is_refused_even_if_the_slot_i
     let (mut database, emulator) = production().await;
     let url = database.server().url("copy");
     let maintenance = database.server().socket_url("template1");
-    // A database with open sessions cannot be a template, so connect to another database for the copy.
+    // PostgreSQL cannot copy a database that other sessions use, so connect to another database.
     database.client = harness::connect(&maintenance).await;
     eventually("the database is copied", || async {
         let copying = database

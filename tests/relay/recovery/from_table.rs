@@ -239,7 +239,7 @@ async fn a_recovery_quarantines_an_unmappable_row_which_blocks_only_its_key() {
          AND state <> 'published'";
     assert_eq!(database.number(others).await, 0);
     assert_eq!(emulator.journal().counts().stored_messages, 330);
-    // Check that the key also stays blocked for streamed events.
+    // Check that a streamed event of the blocked key is quarantined too.
     insert(&database, 342, 7).await;
     database.wait_until_recorded().await;
     assert_eq!(database.number(waiting).await, 11, "{}", relay.log());
@@ -277,8 +277,7 @@ async fn a_recovered_row_whose_topic_is_missing_holds_up_its_key_alone() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &relay).await;
 }
 
-/// The key of the quarantined event differs from the key of the recovered row that waits, so the release
-/// need not wait.
+/// The release of a quarantined event need not wait for a recovered row of another key.
 #[tokio::test(flavor = "multi_thread")]
 async fn quarantined_events_are_released_while_a_recovered_row_waits_for_its_topic() {
     let (database, emulator) = served_and_stopped().await;

@@ -49,7 +49,7 @@ async fn a_pubsub_outage_during_a_recovery_only_adds_lag() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let relay = Relay::start(&database, &emulator);
-    // Insert the next events only when the table is read, so that the relay gets them from the stream.
+    // Insert more events only after the relay has read the table, so that they come from the stream.
     relay.wait_for_log("finished reading the table").await;
     insert(&database, 2_201, 1).await;
     let first_ends = database
@@ -136,9 +136,9 @@ async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     assert!(report.duplicates.is_empty(), "{report}");
 }
 
-/// With `dispatch = exceptions`, events from the stream have no records, so the next relay cannot tell
-/// whether they were published. It reads the tables again, and publishes these events again in order. It
-/// keeps the slot, which streams everything that was committed since the slot was created.
+/// The next relay keeps the slot, but reads the tables again and repeats events in order. With
+/// `dispatch = exceptions`, published events from the stream have no records, so the relay cannot know that
+/// they were published.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_records_a_restart_begins_an_unfinished_recovery_again() {
     let (database, emulator) = served_and_stopped().await;
@@ -188,7 +188,8 @@ async fn assert_begins_again(database: &Database, emulator: &RunningEmulator) {
     assert_nothing_is_lost_or_repeated(database, emulator, &relay).await;
 }
 
-/// After `slot advance`, the skipped rows are only in the tables, so the relay needs a new slot.
+/// The slot no longer streams the rows that `slot advance` skipped, so the relay must replace the slot and read
+/// these rows from the tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_advance_of_the_slot_an_unfinished_recovery_begins_again() {
     let (database, emulator) = killed_in_a_recovery().await;
@@ -245,7 +246,8 @@ async fn a_relay_that_finds_the_slot_missing_too_late_marks_no_recovery() {
     database.drop_slot().await;
     let mut other = harness::connect(&database.url).await;
     let lock = other.transaction().await.unwrap();
-    // This lock needs no transaction id, so the creation of a slot does not wait for it.
+    // Take a lock that gives the transaction no id. The creation of a slot waits only for transactions with an
+    // id.
     lock.batch_execute("LOCK TABLE outbox.relay IN SHARE MODE")
         .await
         .unwrap();

@@ -53,8 +53,8 @@ async fn a_slot_recreated_after_a_crash_of_the_relay_loses_nothing() {
     database.wait_until_recorded().await;
     relay.kill_9();
     database.drop_slot().await;
-    // These rows get keys of their own, because after a crash the audit delivers them concurrently
-    // with the stream.
+    // Give these rows keys of their own. After a crash the audit delivers them while other rows are streamed,
+    // so their order relative to these other rows is not fixed.
     database.execute(&insert_sql("gap", 201, 300)).await;
     create_slot(&database).await;
     insert(&database, 501, 200).await;

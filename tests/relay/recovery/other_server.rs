@@ -44,7 +44,7 @@ async fn a_server_of_another_timeline_that_has_the_slot_is_served_and_audited() 
     assert_eq!(database.number(timeline).await, 1);
 }
 
-/// Copies rows to another cluster: those that a dump of the outbox would contain.
+/// Copies the rows of the outbox tables to another cluster, as a dump and a restore would.
 async fn migrate(from: &Database, to: &Database) {
     to.execute("DELETE FROM outbox.capture").await;
     let last = from.number("SELECT max(seq) FROM outbox.events").await;
@@ -82,7 +82,8 @@ async fn another_cluster_is_refused_until_adopted_and_its_wal_collides_with_no_r
     let (old, emulator) = served_by(Database::private().await).await;
     insert(&old, 201, 100).await;
     let new = Database::private().await;
-    // A service wrote an `inserted_xid` of its own. No cluster ever reaches this transaction id.
+    // Insert a row with an `inserted_xid` that no cluster reaches, as if a service had set it. The adoption must
+    // ignore this transaction id.
     old.execute(
         "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, inserted_xid) \
          VALUES ('order', 'odd', 'OrderPlaced', '{}', '4611686018427387904')",

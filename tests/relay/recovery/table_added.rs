@@ -1,5 +1,6 @@
-//! Tests a table with old rows that is added to the settings with `start = all`. The slot is fine, so the
-//! relay keeps it. Rows that were deleted before they were delivered are published from the slot's stream.
+//! Tests in which a table with old rows is added to the settings with `start = all`. The relay reads the rows from
+//! the tables, but keeps its slot, because the slot is intact. The stream of this slot still delivers rows that were
+//! deleted before the recovery.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -173,10 +174,11 @@ async fn after_kill_9_a_kept_slot_repeats_no_row_that_came_from_the_tables() {
         .await;
     insert(&database, 1_001, 50).await;
     let passed = database.current_wal().await;
-    // Insert one more row, whose commit ends past `passed`. The slot may confirm only positions at which a
-    // commit ends, and the last commit above may end before `passed`.
+    // Insert one more row, so that a commit ends past `passed`. Otherwise the confirmed position might never reach
+    // `passed`, because it only moves to the ends of commits.
     insert(&database, 1_051, 1).await;
-    // This row is only in the stream, where it waits for its topic. So the slot cannot pass it.
+    // Keep the slot from confirming later rows: the topic of this row is missing. The row is only in the stream,
+    // because its own transaction deletes it from the table.
     let waits = "BEGIN; \
         INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version) \
         VALUES ('nowhere', 'n-1', 'Waits', 1); \
@@ -185,8 +187,8 @@ async fn after_kill_9_a_kept_slot_repeats_no_row_that_came_from_the_tables() {
     insert(&database, 2_001, 50).await;
     open.batch_execute("COMMIT").await.unwrap();
     relay.wait_for_log("topic-missing").await;
-    // If the relay has not recorded its position, the next session begins the recovery again. So wait for
-    // the record too.
+    // Wait until `outbox.relay` contains the confirmed position too. Otherwise the next session would begin the
+    // recovery again instead of continuing it.
     let is_recorded = "SELECT count(*) FROM outbox.relay r JOIN pg_replication_slots s \
                        ON s.slot_name = r.slot WHERE r.confirmed_lsn >= s.confirmed_flush_lsn";
     eventually("the slot has passed the first rows", || async {

@@ -88,8 +88,8 @@ async fn after_pg_upgrade_the_relay_continues_with_the_copied_slot() {
     let (mut database, emulator, relay) = served_on(&old_programs).await;
     let host = emulator.addr().to_string();
 
-    // Stop in the order of upgrade-postgresql.md: first the server, while the relay still reads, then
-    // the relay.
+    // Stop in the order of upgrade-postgresql.md: first the server, while the relay still confirms the last WAL,
+    // then the relay.
     stop(&mut database);
     relay.stop().await;
     let new = upgraded(database.server(), &new_programs).unwrap();
@@ -145,7 +145,7 @@ async fn pg_upgrade_refuses_the_slot_of_a_relay_stopped_before_its_server() {
         "{refused}"
     );
 
-    // Stop again, now in the order of upgrade-postgresql.md.
+    // Stop again, now in the order of upgrade-postgresql.md: first the server, then the relay.
     database.server().start_again().unwrap();
     database.reconnect().await;
     let relay = Relay::start(&database, &emulator);

@@ -166,7 +166,8 @@ async fn one_replay_is_carried_out_by_one_command_and_two_replays_of_a_key_follo
         "{error}"
     );
     let mut second = start("second");
-    // Wait for longer than the second replay waits for a key that nobody is going to publish.
+    // A replay gives up after ten seconds in which no key becomes free and the relay has nothing to publish. The
+    // relay still has to publish the events of the first replay, so the second replay must wait for longer.
     tokio::time::sleep(Duration::from_secs(15)).await;
     assert!(second.try_wait().unwrap().is_none(), "{}", relay.log());
     emulator.faults().lift(down);

@@ -86,7 +86,7 @@ async fn a_replay_is_not_faster_than_its_rate() {
     );
     let took = began.elapsed();
     assert_eq!(report["sent"], 40, "{report}");
-    // Each of the 20 keys has two events. The last key is released only when the 38 events of the other
-    // keys are due, which takes 3.8 s.
+    // The replay releases the last key only after the 38 events of the other keys. At 10 events per second, these
+    // take 3.8 s.
     assert!(took >= Duration::from_millis(3_800), "{took:?}");
 }

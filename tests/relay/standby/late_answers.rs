@@ -24,8 +24,8 @@ async fn taken_over_before_the_answers_come() -> (Database, RunningEmulator, Rel
     let host = emulator.addr().to_string();
     let second = Relay::start_with(&database, &host, &with(&[]));
     second.wait_for_log("standby").await;
-    // This delay is shorter than the time that a relay waits for answers after its session has ended, so
-    // the first relay still gets the answers.
+    // Let the first relay still get its answers. The delay is shorter than the time that a relay waits for answers
+    // after the end of its session.
     let late = Action::Delay(Duration::from_secs(9));
     emulator.faults().inject(Fault::new(late).times(3));
     let withheld = emulator.faults().inject(Fault::new(Action::NeverAnswer));

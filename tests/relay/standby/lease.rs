@@ -1,5 +1,5 @@
-//! Tests of the lease: PostgreSQL may free the slot before the relay knows it, so the relay must stop
-//! sending in time.
+//! Tests of the lease. PostgreSQL may free the slot of a relay that is cut off, and another relay may take it. The
+//! first relay must stop sending before that, although it cannot see when PostgreSQL frees the slot.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -109,7 +109,7 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // Backpressure: the relay stops reading long before it has read the inserted 80 MB.
+    // Wait for longer than a lease. Backpressure stops the relay from reading long before the end of the 80 MB.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");
@@ -132,8 +132,8 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     assert_eq!(emulator.journal().counts().attempts, attempts);
 }
 
-/// The relay's role has no right to see when the walsender last heard from the relay. The test cuts
-/// only the replication connection. The relay's other connections still work.
+/// The relay must stop sending before PostgreSQL frees the slot, although its role has no right to see when the
+/// walsender last heard from it. The test cuts only the replication connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_without_rights_to_statistics_stops_in_time_when_only_its_stream_is_cut() {
     let database = Database::private().await;
@@ -211,8 +211,8 @@ async fn a_frozen_relay_sends_nothing_new_when_it_wakes_up_after_a_takeover() {
     let of_first = |attempt: &&Attempt| attempt.peer.is_some_and(|p| peers_of_first.contains(&p));
     let late = attempts.iter().filter(of_first);
     let late = late.filter(|attempt| attempt.received >= woken).count();
-    // Requests that were in the first relay's sockets when it froze still arrive. There is at most one
-    // per key, and there are ten keys.
+    // Allow the requests that were in the first relay's sockets when it froze. There is at most one per key, and
+    // there are ten keys.
     assert!(late <= 10, "{late} requests after it woke up");
     let report = harness::check_streamed(&database, &emulator).await;
     let missing = |violation: &&Violation| matches!(violation, Violation::Missing { .. });
@@ -242,8 +242,8 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     database.wait_until_recorded().await;
 }
 
-/// PostgreSQL's last message on the stream arrives late, after a check of the relay has found the slot
-/// free.
+/// The relay must record published events although it has found the slot free. The walsender was terminated, and
+/// its last message on the stream arrives only after the relay's check of the slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_are_recorded_even_if_the_relay_first_finds_the_slot_free() {
     let database = Database::private().await;

@@ -15,8 +15,8 @@ use crate::harness::{self, Database, Relay, eventually, insert_orders};
 use crate::http::{free_addr, get, metric};
 use crate::load::{Load, proxied, wait_for_more};
 
-/// Settings for a short lease of 12 s. A relay stops sending after three quarters of its lease.
-/// Even a busy machine does not stall for the remaining quarter.
+/// Settings for a short lease of 12 s. A relay stops sending after three quarters of its lease. The remaining
+/// quarter, 3 s, is longer than even a busy machine stalls.
 const SHORT_LEASE: [(&str, &str); 2] = [
     ("POSTRIDER_WAL_SENDER_TIMEOUT_S", "12"),
     // Much longer than the 400 ms that answers take in some tests, so that no attempt times out.
@@ -61,8 +61,8 @@ async fn a_standby_names_the_holder_in_its_log_and_on_its_port() {
     assert_eq!(metric(&addr, "postrider_holds_slot").await, Some(0.0));
 }
 
-/// If the first relay kept its gauges, they would cause alerts about a slot that the second relay
-/// holds.
+/// The first relay must remove its gauges of the slot. Otherwise they would cause alerts, although the second relay
+/// holds the slot and works.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_the_slot_to_its_standby_no_longer_shows_slot_metrics() {
     const OF_THE_SLOT: [&str; 4] = [
@@ -141,8 +141,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// Inserts 80 MB. A relay that publishes nothing reads less than that, even including the system's
-/// socket buffers, which usually hold up to 32 MiB on each side of a proxy.
+/// Inserts 80 MB, more than a relay that publishes nothing can take from PostgreSQL. The system's socket buffers
+/// are included: they usually hold up to 32 MiB on each side of a proxy.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(
@@ -183,9 +183,11 @@ async fn a_standby_that_finds_the_publication_altered_at_takeover_waits() {
     second.stop().await;
 }
 
-/// PostgreSQL cannot decode past a row that was inserted while the publication did not exist, so
-/// the stream of the first relay ends. While the first relay still waits for an answer of Pub/Sub,
-/// the second relay gets the slot and recovers.
+/// The first relay must not recover a slot that the second relay has already replaced.
+///
+/// PostgreSQL cannot decode past a row that was inserted while the publication did not exist, so the stream of the
+/// first relay ends. While the first relay still waits for an answer of Pub/Sub, the second relay gets the slot and
+/// recovers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stuck_slot_that_another_relay_already_replaced_is_not_recovered_again() {
     let database = Database::private().await;

@@ -41,7 +41,8 @@ async fn a_relay_with_a_new_role_waits_for_the_last_records_of_the_earlier_role(
 
     let second = Relay::start_with(&database, &host, &[("DATABASE_URL", &urls[1])]);
     second.wait_for_log("connected to PostgreSQL").await;
-    // Wait for less than the publish timeout, after which the second relay no longer waits.
+    // Check that the second relay waits for the open transaction of the first. Sleep for less than the publish
+    // timeout, because the second relay waits no longer than that.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let log = second.log();
     assert!(!log.contains("streaming"), "{log}");

@@ -36,7 +36,7 @@ const TYPES: [(&str, [&str; 4]); 22] = [
     ("char(4)", ["a", "b", "c", "d"]),
     ("xid", ["1", "2", "3", "4"]),
     ("interval", ["1 day", "24 hours", "-1 mon", "1:02:03"]),
-    // The last type: some builds of PostgreSQL cannot read it.
+    // Keep `xml` at the end. The test leaves out the last type if the server was built without libxml.
     ("xml", ["<a/>", "<b>2</b>", "three", "<d e=\"4\"/>"]),
 ];
 

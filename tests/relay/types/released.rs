@@ -5,9 +5,11 @@ use super::World;
 use crate::harness::eventually;
 use crate::mapping::{Subscriber, attributes};
 
-/// For each table: its name, the type of its ids, and an id. The relay must find each row by its id,
-/// despite two difficulties. The operator `=` of the first four types is in the schema `public`. The
-/// text of a `regclass`, a `regtype` or an enum value changes when its object is renamed.
+/// For each table: its name, the type of its ids, and an id. The relay must find each row by its id. Two
+/// properties make that difficult:
+///
+/// - The operator `=` of the first four types is in the schema `public`.
+/// - The text of a `regclass`, a `regtype` or an enum value changes when its object is renamed.
 const IDS: [(&str, &str, &str); 10] = [
     ("a", "ltree", "top.sub"),
     ("b", "hstore", "\"k\"=>\"v\""),

@@ -90,8 +90,8 @@ impl History {
         self.attached(&sql).await;
     }
 
-    /// Runs SQL that attaches a partition with rows, and then stops the relay, because the next relay
-    /// audits at once. A running relay might audit only after five minutes.
+    /// Runs SQL that attaches a partition with rows, and then stops the relay. A running relay might audit
+    /// only after five minutes, but the next relay audits soon after its start.
     async fn attached(&mut self, sql: &str) {
         self.world.execute(sql).await;
         if let Some(relay) = self.relay.take() {

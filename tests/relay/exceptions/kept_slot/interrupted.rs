@@ -45,8 +45,8 @@ async fn rows_that_are_deleted_after_a_clean_stop_in_a_recovery_are_delivered() 
     database.execute(GRANT).await;
     let relay = start(&database, &emulator);
     relay.wait_for_log("topic-missing").await;
-    // Wait until the relay has read past the waiting rows in the stream. A later row that is delivered
-    // shows this.
+    // Wait until the relay has read past the waiting rows in the stream. The relay has done so once it
+    // delivers a row that was inserted later.
     inserted.note(&database).await;
     insert(&database, 191, 1).await;
     let newest = "SELECT id::text FROM outbox.events WHERE version = 191";
@@ -91,9 +91,10 @@ async fn a_second_change_during_a_recovery_loses_nothing() {
     inserted.arrive_in_order(&database, &emulator, &relay).await;
 }
 
-/// An interrupted recovery begins again while a transaction is open that has inserted a row before the
-/// table was published again. This transaction is the youngest of the cluster, and the relay must wait
-/// for it too. `begin` begins the transaction.
+/// A recovery is interrupted, and begins again while a transaction is open. The transaction has inserted a
+/// row before the table was published again, so the relay must wait for the transaction. Its id is the
+/// highest of the cluster, and the relay must not overlook it. `begin` is the SQL that begins the
+/// transaction.
 async fn an_interrupted_recovery_waits_for(begin: &str) {
     let (database, emulator, relay) = after_some_events(50).await;
     relay.stop().await;

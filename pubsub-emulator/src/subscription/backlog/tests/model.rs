@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..120)
 }
 
-/// The same rules in a simple form: one list of all messages in the order of publication.
+/// The rules of the backlog in a simple form: one list of all messages in the order of publication.
 #[derive(Default)]
 struct Model {
     messages: Vec<ModelMessage>,
