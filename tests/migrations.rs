@@ -81,7 +81,7 @@ async fn migrate(client: &Client) {
     }
 }
 
-/// The later migrations. They also create `outbox.capture` and `outbox.replay`.
+/// The migrations after [`MIGRATIONS`]. Some of them create `outbox.capture` and `outbox.replay`.
 const OF_THE_RELAY: [&str; 17] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),

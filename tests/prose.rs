@@ -124,8 +124,7 @@ fn prose_is_plain_english() {
             words += line.split_whitespace().count();
             for (what, phrase) in &phrases {
                 for found in phrase.find_iter(&line) {
-                    // If "as" or "that" follows, the phrase is part of a complete comparison, which
-                    // is no hit.
+                    // A phrase that begins with "so" is no hit if "as" or "that" completes its comparison.
                     let rest = line[found.end()..].trim_start();
                     let is_comparison = rest.starts_with("as ") || rest.starts_with("that ");
                     if !(what.starts_with("so ") && is_comparison) {

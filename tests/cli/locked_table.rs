@@ -6,7 +6,7 @@ use crate::support::{Database, PATIENCE, assert_contains, connect, execute};
 
 const EVENT: &str = "00000000-0000-4000-8000-000000000001";
 
-/// How long a command may take. Its own limit for a lock is 5 s.
+/// How long a command may take. The command itself waits at most 5 s for the lock.
 const LIMIT_SECONDS: u64 = PATIENCE.as_secs() / 2;
 
 #[tokio::test]

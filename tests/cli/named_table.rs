@@ -10,15 +10,15 @@ const NUMBERED: &str = "00000000-0000-4000-8000-000000000005";
 const RENAMED: &str = "00000000-0000-4000-8000-000000000006";
 const WITHOUT_ID: &str = "00000000-0000-4000-8000-000000000007";
 
-/// A database with two captured tables and quarantined events: one of each table, one whose id is in both, one whose row
-/// is gone, one of a table with numbered ids, one from before a table was renamed, and one without an id.
+/// A database with captured tables, and with one quarantined event for each of the seven ids. The name of an id
+/// says what is special about its event. `GONE` is the id of an event whose row is gone.
 async fn filled() -> (Database, tempfile::NamedTempFile) {
     let database = Database::initialised().await;
     database
         .execute("create table public.bills (like outbox.events including all)")
         .await;
-    // In this table the ids are texts. Its row with the id `GONE` is not the event that is recorded
-    // under `GONE`.
+    // In `public.notes` the ids are texts. Its row with the text `GONE` as its id is a different event from the
+    // quarantined event with the uuid `GONE`.
     database
         .execute(
             "create table public.notes (like outbox.events including all); \
@@ -54,7 +54,7 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
         );
         database.execute(&insert).await;
     }
-    // `outbox.events` was called `public.orders` when it was captured.
+    // The capture record keeps the name that `outbox.events` had when its capture began: `public.orders`.
     let record = "insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, floor, \
                       has_inserted_xid, instance) \
                   values ('public.orders', 'outbox', 'events', 'outbox.events'::regclass, current_database(), '3', \

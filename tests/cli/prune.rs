@@ -27,8 +27,8 @@ pub(crate) async fn fill(database: &Database, events: u32) {
         ))
         .await;
     database
-        // Use `xmax` and not `xmin`, because the oldest open transaction may belong to another test
-        // on the same server.
+        // Use `xmax`, because `xmin` may be below the transactions of the rows: an older transaction of another
+        // test on the same server may still be open.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     advance(database).await;
@@ -91,7 +91,7 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_judged_once() {
                  where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
     let fetched = "select sum(idx_tup_fetch)::bigint from pg_stat_user_tables \
                    where relid in ('outbox.events'::regclass, 'outbox.dispatch'::regclass)";
-    // Wait until the sessions that have ended have reported their statistics.
+    // Wait until PostgreSQL has counted the reads of the sessions that have ended.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let (scans_before, fetched_before) =
         (database.number(scans).await, database.number(fetched).await);
@@ -288,8 +288,8 @@ async fn numbered_rows_of_a_partitioned_table_are_deleted_through_its_root() {
         )
         .await;
     database
-        // Use `xmax` and not `xmin`, because the oldest open transaction may belong to another test
-        // on the same server.
+        // Use `xmax`, because `xmin` may be below the transactions of the rows: an older transaction of another
+        // test on the same server may still be open.
         .execute("update outbox.capture set floor = pg_snapshot_xmax(pg_current_snapshot())")
         .await;
     // The loop below inserts two of the deleted rows again, so their records must stay.
@@ -364,8 +364,8 @@ async fn a_signal_stops_prune_between_two_steps_and_the_next_run_continues() {
     assert_eq!(total(&reports, "/dispatch/rows"), 3_000);
 }
 
-/// In the first database the slot is behind, but `prune` must not wait for the slot, because there is no record that
-/// it could delete afterwards.
+/// In the first database no row can be deleted, so no record can be deleted afterwards. `prune` must not wait
+/// for the slot there, although the slot is behind.
 #[tokio::test]
 async fn prune_waits_for_the_slot_only_if_there_is_a_record_to_delete_and_says_so() {
     let prune = ["prune", "--older-than", "30d", "--yes"];

@@ -128,7 +128,7 @@ async fn a_command_that_maps_other_ids_than_the_relay_deletes_nothing() {
     assert_contains(&why, "none of the 20 old rows");
     assert_eq!(records(&database).await, 20);
     assert_eq!(rows(&database, "outbox.events").await, 20);
-    // With the relay's settings, all rows and records may go, so `prune` deletes everything.
+    // With the relay's settings, `prune` deletes all rows and records.
     let json = prune(&database, &[]).await;
     let left = (
         rows(&database, "outbox.events").await,

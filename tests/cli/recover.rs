@@ -141,8 +141,9 @@ async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
         .run(&["recover", "--adopt", "--yes"])
         .await
         .assert_status(0);
-    // All 20 records are now at the same LSN, the highest in the table. This LSN is below the end of
-    // the WAL, but no commit record can be there, because the LSN is not a multiple of 8.
+    // Check that all 20 records are now at one LSN, the highest in the table. The LSN must be below the end of
+    // the WAL, so that new events get higher positions. It must not be a multiple of 8, so that no commit
+    // record can have it.
     let row = database
         .client
         .query_one(

@@ -275,7 +275,7 @@ async fn a_slot_older_than_the_publication_is_reported_until_it_has_passed_the_p
     let what = finding["what"].to_string();
     assert_contains(&what, "does not deliver rows of outbox.events that");
     assert!(!what.contains("public.older"), "{what}");
-    // Each table has its position, and the number of named tables is limited.
+    // The finding names at most five tables, and groups them by the position at which their capturing began.
     let later = "insert into outbox.capture (identity, schema_name, table_name, table_oid, slot, floor, \
                      has_inserted_xid, instance, since_lsn) \
                  select 'public.t' || n, 'public', 't' || n, n, slot, floor, true, instance, \

@@ -75,8 +75,8 @@ async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
     assert_contains(&line, &id(4));
     assert_contains(&line, "  order.events    a ");
     assert!(line.chars().count() <= 80, "{line}");
-    // Slower keys can be recorded later, so `tail` must also show earlier positions: first an earlier
-    // event of the same commit, then an event of an earlier commit.
+    // Events of a slow key may be recorded after later events of other keys, so `tail` must also show earlier
+    // positions: first an earlier event of the same commit, then an event of an earlier commit.
     record(&database, "FFFF/40", 1, 2, "b\u{1b}[31m").await;
     let line = tailing.line().await;
     assert_contains(&line, &id(2));

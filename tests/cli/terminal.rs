@@ -118,7 +118,8 @@ async fn a_terminal_gets_colours_unless_the_user_turns_them_off() {
     for arguments in [&["audit"][..], &["slot", "show"], &["--help"]] {
         for (env, is_coloured, has_sequences) in [
             (("NO_COLOR", ""), true, true),
-            // The line that shows the progress of `audit` is still rewritten in place.
+            // Without colours, `audit` still writes control sequences, because it rewrites its progress line in
+            // place.
             (("NO_COLOR", "1"), false, arguments == ["audit"]),
             (("TERM", "dumb"), false, false),
         ] {
@@ -171,7 +172,8 @@ async fn answers_about_the_relay_and_its_events_fit_60_columns() {
         terminal.wait_for_output("the whole output", |output| output.ends_with('\n'));
         let output = terminal.output();
         for line in output.lines() {
-            // A long word stays whole, so that it can be copied.
+            // Only a line with a single long word may be too long: the command does not break words, so that
+            // they can be copied.
             let is_one_word = !line.trim().contains(' ');
             assert!(
                 is_one_word || line.chars().count() <= 60,

@@ -25,7 +25,8 @@ pub(crate) struct Block {
     pub(crate) page: PathBuf,
     /// The number of the block's first line, from 1.
     pub(crate) line: usize,
-    /// The language of the fence, or `sh` for other blocks that begin with a shell command.
+    /// The language that the fence names. If there is none: `sh` if the block begins with a shell command,
+    /// otherwise empty.
     pub(crate) language: String,
     pub(crate) text: String,
 }

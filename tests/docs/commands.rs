@@ -192,8 +192,7 @@ fn every_command_in_a_block_is_accepted_or_listed_as_not_checked() {
     assert!(accepted > 60, "only {accepted} commands were recognised");
 }
 
-/// In a sentence, a command may be written without its arguments, so the test accepts that they are
-/// missing.
+/// A sentence may name a command without its required arguments, so missing arguments are no error here.
 #[test]
 fn every_command_in_a_sentence_is_accepted() {
     let mut accepted = 0;

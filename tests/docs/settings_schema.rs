@@ -84,7 +84,8 @@ fn object(properties: Map<String, Value>) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
-/// The JSON Schema of a `[[tables]]` section, or of its table `columns`.
+/// The JSON Schema of a `[[tables]]` section or, if `is_columns` is true, of the table `columns` inside a
+/// section.
 fn table_schema(keys: &[TableKey], is_columns: bool) -> Value {
     let properties = keys.iter().map(|key| {
         let mut schema = match key.kind {
@@ -304,7 +305,7 @@ fn the_schema_accepts_and_refuses_the_same_files_as_the_relay() {
 
 #[test]
 fn every_setting_has_a_bad_value_that_the_schema_refuses() {
-    // A schema must accept any text for these settings, so no bad file can test them.
+    // These settings accept any text, so they have no bad value.
     let any_text = ["database_url", "password_command", "publication"];
     for key in KEYS.iter().filter(|key| !any_text.contains(&key.name)) {
         let begins = format!("{} = ", key.name);

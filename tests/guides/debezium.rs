@@ -46,7 +46,8 @@ async fn postrider_continues_where_debezium_has_confirmed() {
     std::fs::write(stage.folder.path().join("postrider.toml"), settings).expect("settings");
     stage.insert_order("before").await;
 
-    // Do step 2 of the page, and then steps 3 and 5 too early: the copy returns no row.
+    // Do step 2 of the page. Then do steps 3 and 5 too early, before Debezium has confirmed the position: the
+    // check returns false, and the copy of the slot returns no row.
     stage.shell(&page.block("sh", "postrider init"));
     let position = stage
         .text(&page.block("sql", "pg_current_wal_insert_lsn()"))

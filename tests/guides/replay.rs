@@ -72,8 +72,7 @@ async fn the_commands_of_the_quarantine_release_and_discard_events() {
     assert!(said.contains("Discarded 1 event"), "{said}");
     assert!(said.contains("Released 1 event"), "{said}");
 
-    // Release a second key by the id of its event, a third key by the key itself, and then all
-    // keys.
+    // Release one key by the id of its event, another key by its name, and then all remaining keys.
     let release = page.block("sh", "postrider quarantine release --all");
     let release = release.replace("ID", &id(1)).replace("KEY", "k2");
     let said = stage.shell(&release);

@@ -63,8 +63,8 @@ async fn postgresql_accepts_every_block_of_sql() {
         let Err(error) = stage.client.batch_execute(&create).await else {
             continue;
         };
-        // The last statement of a function must fit the function's result type. PostgreSQL checks this last,
-        // so if only this check fails, the block is fine.
+        // PostgreSQL checks last whether the final statement fits the function's result type. A block that
+        // fails only this check is fine.
         let is_fine = error.code() == Some(&SqlState::INVALID_FUNCTION_DEFINITION);
         let place = format!("{}:{}", block.page.display(), block.line);
         if !is_fine {

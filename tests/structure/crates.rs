@@ -27,7 +27,7 @@ struct CrateRule {
     folder: &'static str,
     /// The crates of this workspace that the crate may use.
     uses: &'static [&'static str],
-    /// Dependencies that the crate must not have, because it works without them.
+    /// Forbidden dependencies. For example, a crate that only reads from PostgreSQL must not need Pub/Sub.
     never: &'static [&'static str],
 }
 

@@ -124,8 +124,8 @@ fn a_folder_imports_only_folders_of_lower_layers() {
     );
 }
 
-/// Whether modules that can be reached from the end of `trail` import each other in a cycle. If
-/// they do, `trail` contains the cycle afterwards.
+/// Follows the imports of the last module in `trail`. Returns true if they lead to a cycle, and then leaves
+/// only the modules of this cycle in `trail`.
 fn circle<'a>(
     edges: &BTreeMap<&'a [String], BTreeSet<&'a [String]>>,
     trail: &mut Vec<&'a [String]>,

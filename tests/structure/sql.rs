@@ -81,9 +81,9 @@ fn is_catalogue_query(literal: &str) -> bool {
     })
 }
 
-/// The source files outside `slot-manager` that may query the catalogue, each with the reason. In
-/// `src/store/`, only a statement that also names our own tables may query it. Between two separate
-/// statements, for our tables and for the catalogue, the state of the server could change.
+/// The source files outside `slot-manager` that may query the catalogue, each with the reason. In `src/store/`,
+/// a statement may query the catalogue only if it also names our own tables. With a separate statement for
+/// each, the state of the server could change in between.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
     (
         "src/cli/init/script",

@@ -42,7 +42,8 @@ pub(crate) enum Fault {
     Replaced(Down, Replacement),
     /// A service commits a row that is longer than the relay accepts from the stream.
     TooLong,
-    /// A service commits a row with bytes that have no form in UTF-8. The number identifies the row in its schedule.
+    /// A service commits a row with bytes that PostgreSQL cannot convert to UTF-8. The number identifies the
+    /// row in its schedule.
     Undecodable(u64),
     /// Pub/Sub accepts the refused events from now on, and everything in quarantine is released.
     Release,
@@ -118,8 +119,7 @@ pub(crate) enum Outage {
 }
 
 impl Fault {
-    /// Whether the fault withholds answers. An attempt to publish then ends only with the relay's own
-    /// timeout.
+    /// Whether the fault withholds answers, so that only the relay's own timeout ends an attempt to publish.
     pub(crate) fn withholds_answers(&self) -> bool {
         matches!(
             self,
@@ -137,8 +137,8 @@ impl Fault {
         )
     }
 
-    /// Whether the fault makes the stream omit rows, which the relay then publishes after later
-    /// rows of their key. This happens after a gap in the stream, and when the relay mistakes a recreated
+    /// Whether the stream omits rows because of this fault, and the relay publishes them after later rows of
+    /// their key. This happens after a gap in the stream. It also happens if the relay mistakes a recreated
     /// slot for its old slot.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         match self {
@@ -148,7 +148,7 @@ impl Fault {
         }
     }
 
-    /// Whether the slot cannot deliver some rows. The relay must then read these rows from their
+    /// Whether the slot is lost or cannot deliver a row. The relay must then read the missing rows from their
     /// table.
     pub(crate) fn needs_new_slot(&self) -> bool {
         matches!(
@@ -157,8 +157,8 @@ impl Fault {
         )
     }
 
-    /// Whether the relay can recognise a recreated slot only by comparing its position with the
-    /// final position that the relay's clean stop recorded.
+    /// Whether the slot is recreated after a clean stop. The relay can notice this only by comparing the slot's
+    /// position with the final position that it recorded at the stop.
     pub(crate) fn follows_a_clean_stop(&self) -> bool {
         matches!(self, Fault::SlotLost(Down::Stopped, Loss::Recreated))
     }
@@ -173,8 +173,8 @@ impl Fault {
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
-            // These faults last only a moment, or the harness waits until they are over. Only `Publish` may
-            // last longer. Its end does not matter, because this fault explains no duplicate.
+            // These faults are over once the harness has caused them, except `Publish`. No judge needs the end
+            // of `Publish`, because this fault explains no duplicate.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)

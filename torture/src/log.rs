@@ -58,7 +58,7 @@ pub(crate) struct Life {
     pub(crate) streams: Vec<Duration>,
     /// When the relay logged that a session begins to deliver events: from its slot, or from the tables.
     pub(crate) sessions: Vec<Duration>,
-    /// Whether the current session recovers. A recovering session logs that it streams only after it has delivered
+    /// Whether the current session recovers. Such a session logs that it streams only after it has delivered
     /// the rows from the tables.
     pub(crate) recovers: bool,
 }
@@ -73,7 +73,8 @@ impl Life {
             self.sessions.push(at);
             self.recovers = true;
         } else if line.contains(STREAMING) {
-            // Only the line of a session that does not recover names the confirmed position.
+            // A recovering session was noted when its recovery began, so its streaming line must not count
+            // again. A line with `confirmed=` always counts: it comes from a session that does not recover.
             if line.contains("confirmed=") || !self.recovers {
                 self.sessions.push(at);
             }

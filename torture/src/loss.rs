@@ -79,8 +79,8 @@ impl Stage<'_> {
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // If a relay was stopped before its session began, it has recorded no position, so the next
-        // relay would not notice that the slot was recreated. In that case only drop the slot.
+        // If a relay was stopped before its session began, it has recorded no position. The next relay could
+        // not notice that the slot was recreated, so only drop the slot.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,

@@ -63,8 +63,8 @@ pub(crate) enum FaultFamily {
     Publication,
     /// A captured table that is recreated, swapped for a copy, or gets a row that is too long for the relay.
     Tables,
-    /// A database in an encoding that accepts bytes which have no form in UTF-8. PostgreSQL cannot send such rows
-    /// in the stream.
+    /// A database whose encoding accepts bytes that PostgreSQL cannot convert to UTF-8. The stream cannot
+    /// deliver rows with such bytes.
     Bytes,
     /// All kinds of faults of the relay, Pub/Sub, PostgreSQL and the networks.
     Everything,
@@ -85,9 +85,9 @@ impl Release {
         match (has_poison, quarantines_key) {
             (false, _) => Self::Never,
             (true, true) => random.pick(&[Self::Never, Self::AtTheEnd, Self::UnderWay]),
-            // Not `UnderWay`. In these schedules a refused event goes to quarantine alone, so its
-            // release publishes it after later events of its key. The order of several events that are
-            // released in the middle of a schedule is not defined, so the judges could not check it.
+            // `UnderWay` is left out. The refused event is quarantined without the later events of its key, so
+            // its release publishes it after them. If several such events are released in the middle of a
+            // schedule, their order is not defined, and the judges could not check it.
             (true, false) => random.pick(&[Self::Never, Self::AtTheEnd]),
         }
     }
@@ -190,8 +190,9 @@ impl Plan {
         }
         let table = TablePlan::draw(fault_family, &mut beside);
         let mut workload = WorkloadPlan::draw(fault_family, has_poison, &mut random);
-        // Move rows only if the relay can handle them. With `exceptions` no record says whether a moved row
-        // was delivered. If the stream omits rows, the relay may mistake an omitted row for a moved one.
+        // Move rows between partitions only if the relay can tell a moved row from a new one. With
+        // `exceptions`, no record shows that a moved row was published. If the stream omits rows, the relay may
+        // mistake an omitted row for a moved one.
         let can_move = !exceptions && !fault_family.writes_beside_faults();
         let late = |step: &Step| step.fault.leaves_late_rows();
         let can_move = can_move && !steps.iter().any(late);
@@ -220,9 +221,9 @@ impl Plan {
         self.fault_family.loses_rows()
     }
 
-    /// Whether rows that the stream omits are late: the relay delivers them after later rows of their key. With
-    /// `exceptions` a lost slot leaves no late rows. Before the relay reads from the slot, it notices that the
-    /// slot was recreated, and publishes the rows from the tables first.
+    /// Whether the plan leaves late rows: rows that the stream omits, and that the relay publishes after later
+    /// rows of their key. With `exceptions`, the loss of a slot leaves none: before the relay reads from a
+    /// recreated slot, it notices the loss and publishes the rows from the tables.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,
@@ -250,7 +251,8 @@ impl FaultFamily {
         self == FaultFamily::Loss || self.writes_beside_faults()
     }
 
-    /// Whether the faults concern the captured table or its rows. The writers must then write during the faults.
+    /// Whether the faults concern the captured table or its rows. The writers must still be writing when such a
+    /// fault happens.
     fn writes_beside_faults(self) -> bool {
         matches!(
             self,
@@ -270,10 +272,9 @@ impl Plan {
 impl RelayPlan {
     fn draw(fault_family: FaultFamily, steps: &[Step], random: &mut Random) -> Self {
         let has = |wanted: fn(&Fault) -> bool| steps.iter().any(|step| wanted(&step.fault));
-        // The timeouts are short if the test must wait for an answer or a session to time out. Otherwise
-        // they are long, so that a slow machine does not look like a fault. The publish timeout must be
-        // shorter than a quarter of `wal_sender_timeout`, because an attempt to publish must end in the last
-        // quarter of the lease.
+        // The timeouts are short if a fault lets an answer or a session time out. Otherwise they are long, so
+        // that a slow machine does not look like a fault. The publish timeout must be shorter than a quarter of
+        // `wal_sender_timeout`, so that no attempt to publish outlives the lease.
         let (publish, lease) = match () {
             () if has(Fault::tries_the_lease) => (1, 5),
             () if has(Fault::withholds_answers) => (1, 12),

@@ -37,7 +37,8 @@ pub(crate) fn binary() -> Result<&'static Path, String> {
     Ok(path)
 }
 
-/// The environment of a relay, and the journal whose clock gives the times of its log lines.
+/// The environment variables with which a relay starts, and the journal from whose clock its log lines get
+/// their times.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     environment: Vec<(&'static str, String)>,
@@ -195,8 +196,8 @@ impl Relay {
         self.ended().await
     }
 
-    /// Sends SIGTERM and waits until the process has ended. Returns an error if the relay exits with a failure. If
-    /// the signal ends the process before the relay has installed its signal handlers, that is no error.
+    /// Sends SIGTERM and waits until the process has ended. Returns an error if the relay exits with a failure.
+    /// It is no error if the signal ends a relay that has not installed its signal handlers yet.
     pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.signal("TERM").await?;
         let waited = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
@@ -205,8 +206,7 @@ impl Relay {
             .map_err(|e| e.to_string())?;
         let how = format!("ended with {status}");
         self.log.died(self.pid, self.journal.now(), &how);
-        // If a process has not installed a handler for SIGTERM yet, the kernel ends it. This is no error
-        // of the relay.
+        // A relay that has logged nothing may not have installed its signal handlers yet.
         let ended_by_kernel = status.signal() == Some(SIGTERM) && !self.log.has_spoken(self.pid);
         let pid = self.pid;
         self.ended().await?;

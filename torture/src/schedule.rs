@@ -105,9 +105,8 @@ pub(crate) async fn run(plan: Plan, ground: &Ground) -> Result<Outcome, String> 
         set_aside: played.set_aside,
     };
     let evidence = evidence(&plan, &stage, &client, written, seen, quarantine).await?;
-    // Judging takes long and must not block the runtime, which also serves the emulators of other
-    // schedules. If an emulator reads a request late, the journal makes the relay look as if it had
-    // sent late.
+    // Judging takes long and must not block the runtime, which also runs the emulators of other schedules. A
+    // blocked emulator reads requests late, and its journal then looks as if the relay had sent them late.
     let mut verdict = tokio::task::block_in_place(|| verdict::judge(&evidence));
     verdict.add_misbehaviour(played.misbehaviour);
     let (history, attempts) = if verdict.is_clean() {
@@ -232,9 +231,8 @@ async fn play(stage: &mut Stage<'_>, plan: &Plan, random: &mut Random) -> Result
     })
 }
 
-/// Starts the relays before the writers, because only a slot from which a relay has read can be
-/// lost, and no guarantee covers rows from before the first start. If the plan has a backlog, stops
-/// the relays again.
+/// Starts the relays before the writers, for two reasons: only a slot from which a relay has read can be lost,
+/// and no guarantee covers rows from before the first start. If the plan has a backlog, stops the relays again.
 async fn serve_first(stage: &mut Stage<'_>, plan: &Plan) -> Result<(), String> {
     stage.start_relays()?;
     stage.served().await?;

@@ -100,8 +100,8 @@ impl Stage<'_> {
         self.replace(Some(seat), Duration::ZERO).await
     }
 
-    /// Commits a row that PostgreSQL cannot convert to UTF-8, with earlier and later rows of its key and rows of other
-    /// keys.
+    /// Commits a row that PostgreSQL cannot convert to UTF-8. Also commits earlier and later rows of the same
+    /// key, and rows of another key.
     pub(crate) async fn write_undecodable(&mut self, number: u64) -> Result<(), String> {
         self.streams().await?;
         let client = self.database.connect().await?;

@@ -1,11 +1,12 @@
 //! `cargo xtask instructions`: counts the instructions that the hot path takes per event.
 //!
-//! A busy machine and an idle machine count the same number of instructions, so CI can refuse a
-//! change that costs more. A measured time would not be reliable enough for that. Cachegrind counts
-//! the instructions. Each part runs twice with different numbers of rounds, and the difference
-//! excludes the start and the end of the process. The C library must not choose its copy functions
-//! by the type of processor, because otherwise the counts of two machines would differ by several
-//! percent. The reference counts are in `benches/instructions.json`.
+//! A busy machine and an idle machine count the same number of instructions, so CI can refuse a change that
+//! costs more. A measured time would not be reliable enough for that.
+//!
+//! Cachegrind counts the instructions. Each part runs with two numbers of rounds, and the difference of the
+//! counts excludes the start and the end of the process. glibc must not choose its copy functions by the type
+//! of processor, because otherwise the counts of two machines would differ by several percent. The reference
+//! counts are in `benches/instructions.json`.
 //!
 //! Not here: the measured code, which is in `benches/hot_path.rs`.
 
@@ -40,7 +41,7 @@ const PARTS: [&str; 4] = ["decoder", "mapping", "lanes", "watermark"];
 const ROUNDS: (u32, u32) = (10, 30);
 const EVENTS: f64 = 1_000.0;
 
-/// Number of runs of each part and number of rounds.
+/// How often each part runs with each of the two numbers of [`ROUNDS`].
 const RUNS: u32 = 5;
 
 #[derive(Debug, Args)]

@@ -49,7 +49,7 @@ enum Command {
     Memory(Forwarded),
     /// Write the manual pages of the commands to target/man
     Man,
-    /// Run the suites that need a server on every supported major of PostgreSQL
+    /// Run the suites that need a server on every supported major version of PostgreSQL
     PgMatrix(pg_matrix::PgMatrixArgs),
     /// Write docs/reference/settings.md and settings.schema.json from the table of settings in
     /// src/settings/keys.rs

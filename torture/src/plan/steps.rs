@@ -142,9 +142,9 @@ enum Family {
     Lease,
 }
 
-/// Draws the faults in which the slot is lost. If the relay does not notice that the slot was
-/// recreated, the rows that the new slot omits are late. The judges can check the order of late rows
-/// only after a single loss of this kind, so a schedule with one has no other loss.
+/// Draws the faults in which the slot is lost. If the relay does not notice that the slot was recreated, it
+/// publishes the rows that the new slot omits after later rows of their key. The judges can check the order of
+/// such late rows only after a single loss, so a schedule with such a loss has no other.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);
@@ -180,9 +180,9 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
     }
 }
 
-/// Makes every replaced table keep its rows, for schedules with `dispatch = exceptions`. With this setting a
-/// recreated table starts a recovery, and rows that were dropped before their delivery are lost
-/// (docs/explanation/recovery.md).
+/// Makes every replaced table keep its rows. Schedules with `dispatch = exceptions` need this: a recreated
+/// table starts a recovery, and rows that were dropped with the old table before they were published may be
+/// lost (docs/explanation/recovery.md).
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {

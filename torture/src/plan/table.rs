@@ -57,8 +57,8 @@ impl TablePlan {
         let rows = random.pick(&[1, 200, 2_000, 12_000]);
         Self {
             history: if has_history { rows } else { 0 },
-            // If the writers start together with the relay, the relay must not capture the table itself,
-            // because the relay would never publish the rows that were committed before the capture.
+            // The relay captures the table only in schedules that start it before the writers (`serve_first`).
+            // Otherwise rows would be committed before the capture, and the relay would never publish them.
             captured_by_relay: random.per_mille(400) && fault_family.loses_rows(),
             lagging_slot: random.per_mille(200),
             encoding: match fault_family {

@@ -18,9 +18,9 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     format!("bucket-{}", hash % buckets)
 }
 
-/// Splits each request into one request per run of consecutive events of the same aggregate. The
-/// aggregate is the key of the new request. An event that was published under the key of another bucket
-/// gets into a stream in which no event is expected, so the judges report it.
+/// Splits each request into one request per run of consecutive events of the same aggregate. The aggregate is
+/// the key of the new request. The judges report an event that was published under the key of another bucket,
+/// because they expect no event of the aggregate under that key.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

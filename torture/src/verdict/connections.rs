@@ -1,8 +1,8 @@
 //! When each connection to Pub/Sub was opened, and when its last request arrived.
 //!
-//! A fault that kills a relay or breaks its connections explains a duplicate only if one copy arrived
-//! over a connection that ended with the fault, and the other copy over a connection that was opened
-//! afterwards. It does not explain a duplicate that a living relay sends over its own connections.
+//! A fault that kills a relay or breaks its connections explains a duplicate only if one copy arrived over a
+//! connection that ended with the fault, and the other copy over a connection that was opened afterwards. Such
+//! a fault does not explain a duplicate that a living relay sends over its own connections.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -47,9 +47,9 @@ impl Connections {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether the two attempts arrived over different connections: one that may have ended with the
-    /// fault, and one that was opened after the fault began. With several relays, the second
-    /// connection may also be older, because it may belong to a relay that served the slot before.
+    /// Whether the two attempts arrived over different connections: one that may have ended with the fault, and
+    /// one that was opened after the fault began. With several relays, the second connection may be older than
+    /// the fault, because the relay that takes over may have opened it when it held the slot before.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

@@ -73,13 +73,13 @@ impl fmt::Display for Cause {
 /// sender died or its connection broke.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
-/// How long a relay that has stopped reading its stream may not notice that its walsender has ended. It asks PostgreSQL
-/// at least once in this time.
+/// The time within which a relay notices that its walsender has ended. A relay that has stopped reading its
+/// stream asks PostgreSQL at least once in this time.
 const UNNOTICED: Duration = Duration::from_secs(5);
 
-/// How long before the end of a connection Pub/Sub may have sent answers that the client did not read.
-/// A client that writes to a connection just after it was closed sees an error, and may ignore answers
-/// that have already arrived.
+/// The client may not have read answers that Pub/Sub sent within this time before the end of the connection. A
+/// client that writes to a connection just after it was closed sees an error, and may ignore answers that have
+/// already arrived.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -134,7 +134,8 @@ fn cause(
     let given_up = (evidence.log.given_up.iter())
         .filter(|found| **found >= before.received)
         .any(|found| is_ended_walsender(evidence, before, again, *found));
-    // The relay logs the takeover once, but it may send a few more requests afterwards.
+    // The log line may be older than the first copy: the relay logs the takeover once, and may send a few more
+    // requests afterwards.
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
@@ -148,8 +149,8 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// At the time `found`, a relay noticed that it had lost its slot. Returns whether a fault ended the
-/// walsender of this relay. Always false if `found` is after the second attempt.
+/// Whether a fault ended the walsender of a relay that noticed at the time `found` that it had lost its slot.
+/// False if `found` is after the second attempt.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -163,12 +164,13 @@ fn is_ended_walsender(
             Fault::TerminateWalsender | Fault::SlotLost(Down::Running, _)
         )
     };
-    // A walsender ends whenever it reads the part of the WAL in which the publication did not exist.
-    // This can happen long after the fault.
+    // A walsender ends with an error whenever it reads WAL from the time when the publication did not exist. So
+    // a gap can end walsenders long after the fault is over.
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
-    // Until the relay noticed the loss, it continued to send.
+    // A relay continues to send until it notices that its walsender has ended. So a fault before the first copy
+    // also counts, if the relay noticed its effect after this copy.
     let unnoticed = evidence
         .occurrences
         .iter()
@@ -221,8 +223,8 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With two relays, the killed relay may have been the standby. In that case the other relay lost
-        // the slot.
+        // With two relays, the fault may have killed the standby. The active relay then kept its connections,
+        // but lost the slot, and another session took over.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
@@ -248,7 +250,7 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
             Some(Cause::TakenOver)
         }
         // With `dispatch = exceptions`, not even a clean stop can confirm the events of a transaction that is
-        // only partly delivered.
+        // only partly delivered. So the next session repeats these events.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql
@@ -261,8 +263,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         {
             Some(Cause::SessionEnded)
         }
-        // After a clean stop or the end of its session, the relay still waits for the requests in
-        // flight and records them.
+        // After a clean stop or the end of its session, the relay waits for the requests in flight and records
+        // their outcomes. So no event has to be sent again.
         Fault::Stop(_)
         | Fault::TerminateWalsender
         | Fault::TerminateSql

@@ -37,8 +37,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .iter()
         .map(|event| (&*event.id, &*event.transaction))
         .collect();
-    // After a slot was recreated, the relay delivers every unrecorded row from the tables, so a gap does
-    // not matter.
+    // A recovery delivers every unrecorded row from the tables, also rows that were committed before a gap. So
+    // after a recovery, the first gap is no limit.
     let first_gap = match evidence.log.recoveries() {
         0 => evidence.first_gap(),
         _ => None,
@@ -54,7 +54,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        // With `dispatch = exceptions`, a relay may have to recover after any crash.
+        // With `dispatch = exceptions`, a relay may have to recover after any crash. So it may read events from
+        // their table although the stream of the plan omits none.
         let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
         if evidence.from_table == FromTable::Never && !recovered {
             complain("it was read from its table, although the stream has delivered everything");
@@ -81,9 +82,9 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// Events that the stream may have omitted, if published events have no records. The only sign of such an
-/// event is that later events of its key were published before it. The judges allow this only for events whose
-/// transaction ended after the publication was altered.
+/// For schedules in which published events have no records: events that the stream may have omitted. The only
+/// sign of such an event is that later events of its key were published before it. The judges allow this only
+/// for events whose transaction ended after the publication was altered.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
@@ -99,8 +100,8 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
 
 /// Whether the violation is an allowed skip: with `dispatch = exceptions`, a recovery does not repeat events
 /// that the relay has vouched for. The relay vouches for all transactions with an id below a limit. A long
-/// transaction has a lower id than shorter transactions that committed before it. So the relay may have
-/// vouched for the long transaction and not for the others (docs/adr/0013-exceptions.md).
+/// transaction has a lower id than shorter transactions that committed before it. So the relay may have vouched
+/// for the long transaction only, and repeats the shorter ones without it (docs/adr/0013-exceptions.md).
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -162,11 +163,12 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns events that the relay may publish again from their table, each with the time from which it counts
-/// as omitted by the stream. If a transaction was open while the publication was altered, PostgreSQL may send
-/// one of its rows to one session and omit the row in the next session. If the first session published the
-/// row but did not record it, the relay later reads the row from its table, together with the rows that no
-/// session streamed.
+/// Returns events that the relay may publish again from their table, each with the time of the session from
+/// which on the stream omitted the event.
+///
+/// If a transaction was open while the publication was altered, PostgreSQL may send one of its rows to one
+/// session and omit the row in the next session. If the first session published the row but did not record it,
+/// the relay later reads the row from its table, together with the rows that no session streamed.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence

@@ -103,8 +103,8 @@ pub(crate) struct Evidence {
     /// Whether Pub/Sub closes connections of a certain age.
     pub(crate) closes_connections: bool,
     /// Whether `dispatch` is `exceptions`. In this mode published events have no record unless they were
-    /// released. After a crash, the relay repeats more events than with `dispatch = full`, but the
-    /// repeats must still be complete and in order.
+    /// released. After a crash, the relay repeats more events than with `dispatch = full`. The repeats must
+    /// still be complete and in order.
     pub(crate) exceptions: bool,
     /// The number of buckets with `ordering = bucketed(n)`.
     pub(crate) buckets: Option<u64>,

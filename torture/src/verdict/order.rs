@@ -1,9 +1,9 @@
 //! Checks which events were published, and in which order.
 //!
-//! The versions give the order of a key's events. Events that the stream omitted, and events that were
-//! released from quarantine alone, may be late: they may come after later events of their key. The
-//! late events are judged as a separate stream, which must be in order too. No late event may come
-//! *before* an earlier event of its key.
+//! The versions give the order of a key's events. Two kinds of events may be late, that is, come after later
+//! events of their key: events that the stream omitted, and events that were quarantined and released without
+//! the later events of their key. The late events are judged as a separate stream, which must be in order too.
+//! No late event may come *before* an earlier event of its key.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,8 +21,8 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
-        // A straggler contains old events again, so the request after it looks like a skip. Keep only
-        // the skips that are also found without stragglers.
+        // A straggler contains old events again, so after it the next request seems to skip the events in
+        // between. Keep only the skips that are also found without stragglers.
         let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report

@@ -42,10 +42,10 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Whether the judges ignore the confirmed position at this time, because a relay is recovering. They do so
-/// in schedules with `dispatch = exceptions`, where no record shows which events the relay reads from the
-/// tables. They also do so in schedules with a row that the slot cannot deliver, because the relay then
-/// replaces the slot.
+/// Whether the judges ignore the confirmed position at this time, because a relay is recovering. They do so in
+/// two kinds of schedules:
+/// - With `dispatch = exceptions`, no record shows which events the relay reads from the tables.
+/// - If the slot cannot deliver a row, the relay replaces the slot.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();
@@ -78,7 +78,8 @@ fn before_stored(evidence: &Evidence, mut samples: Vec<Sample>) -> Vec<Violation
             continue;
         }
         let by_writer = evidence.committed_by.get(&event.transaction).copied();
-        // With `dispatch = exceptions`, nothing shows which events of a gap the stream omitted.
+        // With `dispatch = exceptions`, nothing shows which events of a gap the stream omitted. So skip all
+        // events that may have been committed after the first gap began.
         let gap = evidence.first_gap().filter(|_| evidence.exceptions);
         if gap.is_some_and(|gap| by_writer.is_none_or(|ended| ended > gap)) {
             continue;

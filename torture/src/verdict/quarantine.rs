@@ -90,8 +90,8 @@ pub(super) fn concerned(evidence: &Evidence) -> HashSet<&str> {
         .collect()
 }
 
-/// Events that may be published after later events of their key, because they were set aside and
-/// released alone.
+/// Events that may be published after later events of their key, because they were quarantined and released
+/// without these later events.
 pub(super) fn late(evidence: &Evidence) -> impl Iterator<Item = &str> {
     let Quarantine {
         refused,

@@ -23,9 +23,9 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
             });
         };
         let is_first = recorded.insert(&record.event_id);
-        // Suppose that a slot is dropped while a relay runs, and that another relay takes a snapshot to
-        // search for unrecorded rows. The first relay may commit its last records just after this
-        // snapshot, and the other relay then writes a second row for the same event.
+        // Two relays may each write a row for the same event, if the slot is dropped while the first relay
+        // runs. The second relay takes a snapshot and publishes all rows that have no record in this snapshot.
+        // The first relay may commit its last records just after the snapshot.
         let is_of_two_relays = evidence.relays > 1 && record.is_from_table();
         if !is_first && !is_of_two_relays {
             complain("it is not the only one");

@@ -1,11 +1,13 @@
 //! Checks that no relay sends an event whose dispatch row it must know (guarantee G3).
 //!
-//! Before a relay streams, it reads the dispatch rows of all events after the slot's position, and does
-//! so only once. So a process must know the rows that existed when it started, and the rows of its own
-//! requests. It cannot know rows that the connection of a killed or superseded relay commits later. The
-//! journal does not show such rows, so this check ignores them. It also ignores events that were
-//! released from quarantine, because a relay must send them although they have a record. And it
-//! ignores requests that a frozen relay had in its buffers.
+//! Before a relay streams, it reads the dispatch rows of all events after the slot's position, and does so only
+//! once. So a process must know the rows that existed when it started, and the rows of its own requests.
+//!
+//! This check ignores:
+//! - rows that the connection of a killed or superseded relay commits later, because the process cannot know
+//!   them.
+//! - events that were released from quarantine, because a relay must send them although they have a record.
+//! - requests that a frozen relay had in its buffers, because the relay cannot take them back.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

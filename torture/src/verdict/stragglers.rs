@@ -1,10 +1,10 @@
-//! Requests that were stored after their sender had died, lost its connection, lost the slot or was
-//! frozen.
+//! Finds stragglers: requests that were stored after their sender had died, lost its connection, lost the slot
+//! or was frozen.
 //!
-//! Pub/Sub may read and store these requests late, perhaps after the sender's successor has sent the
-//! same events. A frozen sender may also send the requests in its buffers when it wakes up. The relay
-//! cannot prevent this. So a straggler counts only as a duplicate, and the rules for the order between
-//! requests of *living* senders do not apply to it.
+//! Pub/Sub may read and store such a request late, perhaps after the sender's successor has sent the same
+//! events. A frozen sender may also send the requests in its buffers when it wakes up. The relay cannot prevent
+//! either. So a straggler counts only as a duplicate, and the rules for the order between requests of *living*
+//! senders do not apply to it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -39,9 +39,9 @@ pub(super) fn lay_in_a_frozen_relay(evidence: &Evidence, attempt: &Attempt) -> b
     })
 }
 
-/// Whether the two requests belong to one lane. A relay never has both in flight. Messages without
-/// an ordering key are spread over several lanes, so two such requests count as one lane only if
-/// they have an event in common.
+/// Whether the two requests belong to one lane. A relay never has two requests of a lane in flight. Messages
+/// without an ordering key are spread over several lanes, so two such requests count as one lane only if they
+/// have an event in common.
 fn is_of_lane(one: &Attempt, other: &Attempt) -> bool {
     let lane = |attempt: &Attempt| (attempt.topic.clone(), attempt.ordering_key.clone());
     let is_in_other = |id| {

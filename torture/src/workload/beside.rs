@@ -27,8 +27,9 @@ const DDL: [&str; 8] = [
     "ANALYZE outbox.events",
 ];
 
-/// Noise without statements that rewrite a table, such as `TRUNCATE`. If a slot is created while such
-/// a statement runs, PostgreSQL 15 may create a slot that cannot be read ("could not map filenode").
+/// The noise for schedules that create slots. It has no statement that rewrites a table, such as `TRUNCATE`. If
+/// a slot is created while such a statement runs, PostgreSQL 15 may create a slot that cannot be read ("could
+/// not map filenode").
 const MILD_NOISE: [&str; 3] = [
     "INSERT INTO noise SELECT i, repeat('n', 50) FROM generate_series(1, 500) i",
     "UPDATE noise SET pad = pad || 'u' WHERE n < 50",

@@ -27,8 +27,8 @@ const SESSION: &str = "SET lock_timeout = '1s'; SET client_min_messages = 'error
 /// so the transaction lies between the two positions.
 const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
 
-/// While more faults are to come, writers write more transactions than planned, so that the faults still
-/// find writes. This is the limit, as a multiple of the planned number.
+/// Limit for the number of transactions of a writer, as a multiple of the planned number. While more faults are
+/// to come, a writer continues after the planned number, so that the faults still find writes.
 const MOST_ROUNDS: u64 = 2;
 
 /// What the writers know about their transactions.
@@ -62,9 +62,9 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts the writers. `makes_slots` means that slots are created while the writers write. In this case the
-    /// other statements in their database (`beside::MILD_NOISE`) rewrite no table, because PostgreSQL 15 could
-    /// otherwise create a slot that cannot be read.
+    /// Starts the writers. `makes_slots` means that slots are created while the writers write. The other
+    /// statements in the database then rewrite no table, because PostgreSQL 15 could otherwise create a slot
+    /// that cannot be read (see `beside::MILD_NOISE`).
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,
@@ -128,8 +128,8 @@ impl Writer {
                 None => self.connect().await?,
             };
             if let Some(gid) = self.in_doubt.take() {
-                // Ignore an error, which means that there is no such transaction. In the end `tidy` rolls
-                // back any prepared transactions that remain.
+                // Ignore an error, because usually it means that the transaction is not prepared. `tidy` rolls
+                // back any prepared transaction that remains.
                 let undo = format!("ROLLBACK PREPARED '{gid}'");
                 let _ = connected.batch_execute(&undo).await;
             }
@@ -158,8 +158,7 @@ impl Writer {
                 // deliberate division by zero, and a server that went away. The table shows whether the
                 // transaction committed.
                 Err(_) => {
-                    // Ignore an error, which means that the connection broke. In that case the writer
-                    // reconnects.
+                    // Ignore an error, which means that the connection broke. The writer then reconnects.
                     let _ = connected.batch_execute("ROLLBACK").await;
                     if let Ending::Prepare { gid, .. } = transaction.ending {
                         self.in_doubt = Some(gid);

@@ -24,7 +24,7 @@ pub(crate) fn refused_id(writer: u64, transaction: u64) -> String {
     format!("bad00000-0000-4000-8000-{writer:04x}{transaction:08x}")
 }
 
-/// The shape of a transaction, for the totals.
+/// The shape of a transaction. The report of a run counts the transactions of each shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shape {
     HotKeys,
@@ -266,9 +266,9 @@ impl Sql<'_> {
         parts
     }
 
-    /// SQL with PL/pgSQL blocks that have exception handlers. Each block is a subtransaction, and some of
-    /// them fail. If more than 64 of them succeed, the server's cache of subtransactions overflows: of 120
-    /// blocks about 84 succeed.
+    /// SQL with PL/pgSQL blocks that have exception handlers. Each block is a subtransaction, and some of them
+    /// fail. Of 120 blocks about 84 succeed, more than the 64 subtransactions that the server caches per
+    /// session.
     fn subtransactions(&mut self) -> String {
         let blocks = self.random.pick(&[3, 10, 120]);
         let mut sql = String::from("DO $$ BEGIN ");

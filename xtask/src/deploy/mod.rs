@@ -17,7 +17,7 @@ use clap::Args;
 
 use xtask::step;
 
-/// Tells Helm the version of the cluster. Without it, a Helm that was built from source assumes version
+/// Tells Helm the version of the cluster. Without this flag, a Helm that was built from source assumes version
 /// 1.20.
 const KUBE_VERSION: [&str; 2] = ["--kube-version", "1.31.0"];
 

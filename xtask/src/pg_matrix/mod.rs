@@ -23,11 +23,11 @@ use xtask::step;
 
 #[derive(Debug, Args)]
 pub(crate) struct PgMatrixArgs {
-    /// Only these majors
+    /// Only these major versions of PostgreSQL
     #[arg(long, value_delimiter = ',', default_values_t = servers::MAJORS)]
     majors: Vec<u32>,
-    /// The folder with initdb and postgres of a major, such as 16=/opt/pg16/bin; may be repeated.
-    /// The variable POSTRIDER_PG_BIN_16 does the same
+    /// The folder with initdb and postgres of a major version, such as 16=/opt/pg16/bin; may be repeated. The
+    /// variable POSTRIDER_PG_BIN_16 does the same
     #[arg(long, value_name = "MAJOR=FOLDER", value_parser = parse_folder)]
     pg_bin: Vec<(u32, PathBuf)>,
     /// Only suites whose name contains this
@@ -39,7 +39,7 @@ pub(crate) struct PgMatrixArgs {
     /// Tests that run in parallel
     #[arg(long, default_value_t = 4)]
     threads: usize,
-    /// Never fetch a server: a major that is not on this machine is an error
+    /// Never download a server: a major version that is not on this machine is an error
     #[arg(long)]
     offline: bool,
 }

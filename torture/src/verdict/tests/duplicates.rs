@@ -63,8 +63,8 @@ fn a_fault_that_ends_connections_explains_no_duplicate_over_surviving_ones() {
             evidence.attempts = attempts;
             assert!(!is_explained(&evidence), "{:?}", evidence.attempts);
         }
-        // After a fault, the emulator may still read requests of a connection that was open when the
-        // fault happened, so the fault explains this duplicate.
+        // The emulator reads the first copy after the fault. The fault explains the duplicate only if the
+        // connection of this copy was opened before the fault ended.
         evidence.attempts[2].peer = peer(5);
         (evidence.attempts[2].received, evidence.attempts[3].received) = (ms(391), ms(392));
         assert!(!is_explained(&evidence), "opened after the fault");

@@ -60,8 +60,8 @@ fn without_records_a_repeat_is_complete() {
     assert_eq!(texts(&evidence), [""; 0]);
     evidence.attempts.remove(4);
     assert!(judge(&evidence).swapped() > 0, "the repeat omits e2");
-    // After a recovery the repeat may omit e2, which is already stored, if the transaction of e2 began
-    // before the transaction of e1 ended.
+    // e2 is already stored. After a recovery the repeat may omit e2 if the transaction of e2 began before the
+    // transaction of e1 ended.
     evidence.log.recovers = vec![ms(390)];
     evidence.begun_after = [("t2".to_owned(), 1_029)].into();
     assert_eq!(texts(&evidence), [""; 0]);

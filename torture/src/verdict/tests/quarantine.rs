@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Evidence in which Pub/Sub refuses e2, which is set aside together with e3 or alone.
+/// Evidence in which Pub/Sub refuses e2. If `whole_key` is true, e2 and e3 are set aside, otherwise only e2.
 fn refused(whole_key: bool, release: Release) -> Evidence {
     let mut evidence = evidence();
     evidence.quarantine = Quarantine {

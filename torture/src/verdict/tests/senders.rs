@@ -1,4 +1,4 @@
-//! Tests that the judges find relays that send recorded events.
+//! Tests that the judges report a relay that sends an event although it must know that the event is recorded.
 
 use super::*;
 
