@@ -29,6 +29,7 @@ pub(super) use self::read_progress::ReadProgress;
 pub(super) use self::server_stop::ServerStop;
 use self::server_stop::server_waits_in_vain;
 use super::supervisor::Supervision;
+use crate::capture::claim;
 use crate::capture::earlier::OutcomeLookup;
 use crate::capture::from_table::{self, FromTable, TableRows};
 use crate::capture::intake::{Intake, IntakeStep};
@@ -267,10 +268,10 @@ impl Pipeline {
                 self.watermark.commit(end_lsn);
                 self.is_past(end_lsn);
             }
-            IntakeStep::Event { event, .. }
-                if self.was_read_from_a_table(&event.origin.event_id) => {}
-            IntakeStep::Unmappable { error, .. }
-                if self.was_read_from_a_table(&error.known.event_id) => {}
+            IntakeStep::Event { table, event, .. }
+                if self.was_read_from_a_table(table, &event.origin.event_id) => {}
+            IntakeStep::Unmappable { table, error, .. }
+                if self.was_read_from_a_table(table, &error.known.event_id) => {}
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
             IntakeStep::ColumnUnknown(relation) => self.refuse_renamed(relation).await?,
@@ -279,6 +280,7 @@ impl Pipeline {
                 ordering_key,
                 mut event,
                 moved,
+                ..
             } => {
                 let (at, event_id) = (event.origin.position, &event.origin.event_id);
                 let (found, position) = self.look_up(at, event_id).await?;
@@ -302,6 +304,7 @@ impl Pipeline {
                 mut error,
                 payload,
                 moved,
+                ..
             } => {
                 let (at, event_id) = (error.at.position, &error.known.event_id);
                 let (found, position) = self.look_up(at, event_id).await?;
@@ -346,20 +349,10 @@ impl Pipeline {
         self.intake.refuse_renamed(relation, &now)
     }
 
-    /// Returns an error, which ends the session, if the relation is the table that has this name now. Returns
-    /// no error for a dropped table. The next session claims the new table, and thereby decides which event
-    /// ids its rows get.
+    /// Returns an error, which ends the session, if the relation is the table that has this name now.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
-        if !table::is_current_apart(self.source.target(), described).await? {
-            return Ok(());
-        }
-        let what = format!(
-            "table {}.{} was created again",
-            described.namespace, described.name
-        );
-        let hint = "no action needed: a new session captures its rows";
-        Err(Error::new(Code::SlotBusy, what).hint(hint))
+        claim::refuse_current(self.source.target(), described).await
     }
 
     /// Waits for the requests in flight, records their outcomes and confirms them. Starts no new
