@@ -7,12 +7,22 @@ use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::recovery::slot_verdict::RecoveryCause;
+use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits;
 
 impl AuditState {
-    /// Ends the session if a configured name belongs to another table than when the session began. Returns whether
-    /// the session ends.
-    pub(super) async fn ends_if_replaced(&self, sql: &Sql) -> Result<bool> {
+    /// Ends the session if it cannot continue after a change of the publication or of a captured table: if published
+    /// events may lack a record, or if a configured name belongs to another table than when the session began.
+    /// Returns whether the session ends.
+    pub(super) async fn ends_after_change(
+        &self,
+        sql: &Sql,
+        records: RecordKeeping,
+    ) -> Result<bool> {
+        if records.may_lack_records() {
+            self.end_session(sql).await?;
+            return Ok(true);
+        }
         let AuditSubject {
             tables, claimed, ..
         } = &self.subject;

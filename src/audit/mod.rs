@@ -281,10 +281,7 @@ impl AuditState {
         let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
         self.has_trace = !is_as_it_was || self.everything;
         let records = earlier.records;
-        if records.may_lack_records() && !is_as_it_was {
-            return self.end_session(sql).await;
-        }
-        if self.has_trace && self.ends_if_replaced(sql).await? {
+        if !is_as_it_was && self.ends_after_change(sql, records).await? {
             return Ok(SOON);
         }
         if !reached {
