@@ -21,8 +21,11 @@
 //! after the auditor has found a trace, it waits until these transactions have ended, and compares the tables
 //! again. Only then does it raise the floors (`gap`).
 //!
+//! If a configured name belongs to another table than when the session began, the auditor ends the session, so that
+//! the next session claims the tables under their present names.
+//!
 //! When published events may lack a record, the auditor cannot compare rows with records. It raises the
-//! floors as long as it finds no new trace. It ends the session in these cases:
+//! floors as long as it finds no new trace. It also ends the session in these cases:
 //!
 //! - The publication or a table has changed.
 //! - A partition with older rows was attached.
@@ -35,6 +38,7 @@
 //! rows of a table (`capture`).
 
 mod compare;
+mod ending;
 mod failing;
 mod former;
 mod gap;
@@ -55,11 +59,10 @@ use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::TableSender;
 use crate::capture::tops::{self, Tops};
 use crate::capture::{Bounds, ScanWindow, scan};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
-use crate::recovery::slot_verdict::RecoveryCause;
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
 use crate::throttled_log::ThrottledLog;
@@ -87,6 +90,8 @@ pub(crate) struct AuditSubject {
     pub(crate) publication: String,
     pub(crate) captured: Vec<CapturedTable>,
     pub(crate) tables: Arc<[TableSettings]>,
+    /// The OID of each of `tables` when the session claimed it.
+    pub(crate) claimed: Vec<u32>,
     pub(crate) project: Arc<str>,
     /// The bounds of each table, shared with the pipeline. The auditor raises the floors in these bounds.
     pub(crate) bounds: Arc<[Bounds]>,
@@ -276,8 +281,8 @@ impl AuditState {
         let is_as_it_was = earlier.publication.as_deref() == Some(fingerprint);
         self.has_trace = !is_as_it_was || self.everything;
         let records = earlier.records;
-        if records.may_lack_records() && !is_as_it_was {
-            return self.end_session(sql).await;
+        if !is_as_it_was && self.ends_after_change(sql, records).await? {
+            return Ok(SOON);
         }
         if !reached {
             return Ok(AT_ONCE);
@@ -376,21 +381,5 @@ impl AuditState {
             xmin: now.xmin(),
             end: cluster::wal_end(sql).await?,
         })
-    }
-
-    async fn end_session(&self, sql: &Sql) -> Result<Duration> {
-        let AuditSubject { slot, instance, .. } = &self.subject;
-        audits::mark_broken(
-            sql,
-            slot,
-            instance,
-            RecoveryCause::PublicationChanged.name(),
-        )
-        .await?;
-        let what = "the publication or a captured table was altered or recreated: publishing all \
-                    rows without a known outcome from the tables";
-        // If the session has ended already, nobody receives this error.
-        let _ = self.broken.try_send(Error::new(Code::PublicationGap, what));
-        Ok(SOON)
     }
 }

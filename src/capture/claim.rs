@@ -3,6 +3,8 @@
 //! - The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing.
 //! - If no record has the OID, the name decides. So a table keeps its record if it was dropped and created again,
 //!   restored or swapped. `replaced` decides whether the new table is a copy of the old one.
+//! - If the record of that name belongs to another captured table by now, because that table was renamed, the
+//!   table gets a new record that continues the earlier one (`new_record`).
 //! - If the settings name another table of the same partition tree, that table takes over the record of the
 //!   earlier table (`relatives`).
 //! - The relay refuses a table whose rows another slot captures (`owner`).
@@ -13,6 +15,7 @@ mod new_record;
 mod owner;
 mod relatives;
 mod replaced;
+mod stale;
 
 use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName, table};
@@ -22,6 +25,7 @@ pub(crate) use self::owner::{
     refuse_attached, refuse_others, refuse_partial_overlap, with_partitions,
 };
 pub(crate) use self::relatives::has_taken_over;
+pub(crate) use self::stale::{refuse_current, refuse_replaced};
 pub(crate) use super::captured::Captured;
 use super::shape::{self, FoundTable};
 use super::tops::{self, Top, Tops};
@@ -123,14 +127,23 @@ fn known_by_name<'r>(
         .map(|known| known.identity.as_str())
         .collect();
     let by_name = |found: &FoundTable| {
-        records
-            .iter()
-            .find(|known| known.table == found.table && !taken.contains(&known.identity.as_str()))
+        let is_free = |known: &&CaptureRecord| !taken.contains(&known.identity.as_str());
+        latest(records.iter().filter(is_free), &found.table)
     };
     found
         .iter()
         .map(|found| by_oid(found).or_else(|| by_name(found)))
         .collect()
+}
+
+/// Returns the record with this name. If tables of this name were replaced several times, old records have the
+/// name too. The auditor no longer raises their floors, so the record with the highest floor is the latest.
+fn latest<'r>(
+    records: impl Iterator<Item = &'r CaptureRecord>,
+    table: &QualifiedName,
+) -> Option<&'r CaptureRecord> {
+    let of_name = records.filter(|known| known.table == *table);
+    of_name.max_by_key(|known| known.floor)
 }
 
 /// Returns the value of `start` that applies. The first relay of a slot also publishes the old rows if
@@ -168,7 +181,37 @@ pub(crate) async fn claim(
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records, slot);
     refuse_others(&found, &records, slot)?;
-    let is_whole = known.iter().all(Option::is_some);
+    // Insert the new records first, because the names in the present records show which tables continue
+    // earlier ones.
+    if known.iter().any(Option::is_none) {
+        let moment = match moment {
+            Some(moment) => moment,
+            None => &CaptureMoment::now(sql, &found).await?,
+        };
+        // Tables without a record, with their indexes in `found`.
+        let new = found.iter().zip(&known).enumerate();
+        let new: Vec<(usize, &FoundTable)> = new
+            .filter(|(_, (_, known))| known.is_none())
+            .map(|(n, (found, _))| (n, found))
+            .collect();
+        // A new identity must differ from the identities of the other new records, too.
+        let mut all = records.clone();
+        for (n, found) in new {
+            let new = new_record(found, &all, slot, start, &moment.since);
+            // A scan may start at the highest `seq` only if all present rows were committed before capturing
+            // began.
+            let is_from_now = new.since.as_ref() == Some(&moment.since);
+            let top = moment.top(n).filter(|_| is_from_now);
+            all.push(CaptureRecord {
+                publication: Some(publication.to_owned()),
+                since_lsn,
+                floor_seq: top.map(|top| top.seq),
+                numbering: top.map(|top| top.numbering.clone()),
+                ..new
+            });
+        }
+        capture_record::insert(&**sql, &all[records.len()..], instance).await?;
+    }
     for ((found, known), settings) in found.iter().zip(&known).zip(tables) {
         if let Some(known) = known {
             if is_session || !relatives::takes_over(found, known) {
@@ -186,33 +229,6 @@ pub(crate) async fn claim(
             }
         }
     }
-    if !is_whole {
-        let moment = match moment {
-            Some(moment) => moment,
-            None => &CaptureMoment::now(sql, &found).await?,
-        };
-        // Tables without a record, with their indexes in `found`.
-        let new = found.iter().zip(&known).enumerate();
-        let new: Vec<(usize, &FoundTable)> = new
-            .filter(|(_, (_, known))| known.is_none())
-            .map(|(n, (found, _))| (n, found))
-            .collect();
-        // A new identity must differ from the identities of the other new records, too.
-        let mut all = records.clone();
-        for (n, found) in new {
-            // With `start = all`, no row counts as committed before capturing began, so no scan may start at
-            // the highest `seq`.
-            let top = moment.top(n).filter(|_| start == Start::New);
-            all.push(CaptureRecord {
-                publication: Some(publication.to_owned()),
-                since_lsn,
-                floor_seq: top.map(|top| top.seq),
-                numbering: top.map(|top| top.numbering.clone()),
-                ..new_record(found, &all, slot, start, &moment.since)
-            });
-        }
-        capture_record::insert(&**sql, &all[records.len()..], instance).await?;
-    }
     // Read the records again, because another relay may have written them first.
     known_of(sql, slot, found).await
 }
@@ -221,15 +237,17 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// The errors of [`find_tables`].
+/// `slot-busy`, without any change, when a table has no record: the next session must see the earlier names of
+/// all tables. The errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records, slot);
+    let known = found.iter().zip(known);
+    let known = known.map(|(found, known)| known.ok_or_else(|| not_captured(&found.table)));
+    let known = known.collect::<Result<Vec<_>>>()?;
     for ((found, known), settings) in found.iter().zip(known).zip(tables) {
-        if let Some(known) = known {
-            bring_up_to_date(sql, settings, found, known).await?;
-        }
+        bring_up_to_date(sql, settings, found, known).await?;
     }
     Ok(())
 }
@@ -334,7 +352,9 @@ async fn as_if_claimed_beside(
 
 fn not_captured(table: &QualifiedName) -> Error {
     let what = format!("a table was created again, and {table} has no record in outbox.capture");
-    Error::new(Code::SlotBusy, what).hint("no action needed: the relay checks again")
+    Error::new(Code::SlotBusy, what).hint(
+        "a running relay captures the table within seconds; if no relay runs: `postrider init --apply`",
+    )
 }
 
 async fn bring_up_to_date(

@@ -16,7 +16,6 @@ use decoder::{
 use replication::CommitLsn;
 
 use super::moved::{MovedMark, xid8};
-use slot_manager::QualifiedName;
 
 pub(crate) use self::streamed::Streamed;
 use self::streamed::index_of_inserted_xid;
@@ -37,6 +36,8 @@ pub(crate) enum IntakeStep {
     Begin(CommitLsn, PgTimestamp, u32),
     /// An event of the open transaction.
     Event {
+        /// Index of the table in the settings.
+        table: usize,
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
@@ -46,6 +47,8 @@ pub(crate) enum IntakeStep {
     /// A row of the open transaction that cannot become a message. `payload` is empty if the payload
     /// column cannot be read or is too large.
     Unmappable {
+        /// Index of the table in the settings.
+        table: usize,
         error: Box<EventError>,
         payload: Bytes,
         moved: Option<MovedMark>,
@@ -55,9 +58,9 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The rows of this relation belong to a table that this session has not claimed. If the relation is the
-    /// current table of its name, a new session must claim the table first. Otherwise the relation is an
-    /// earlier table of this name, and its rows can be mapped.
+    /// The name and the OID of this relation do not belong to the same table of this session. If the relation is
+    /// the current table of its name, a new session must claim the tables first. Otherwise the relation describes
+    /// a table as it was earlier, and its rows can be mapped.
     TableUnknown(Oid),
     /// The rows of this relation lack an optional column. [`Intake::refuse_incomplete`] must compare the relation
     /// with the present columns to find out whether the column was added later.
@@ -127,12 +130,6 @@ pub(crate) struct Intake {
     metrics: Metrics,
     /// Throttles the lines about changes other than inserts, by the kind of change and the table.
     log: ThrottledLog<(&'static str, Oid)>,
-}
-
-impl MappedTable {
-    fn has_uuids(&self) -> bool {
-        self.mapper.table_columns().id_is_uuid
-    }
 }
 
 impl Intake {
@@ -227,11 +224,11 @@ impl Intake {
         }
         streamed.refuse_dropped_types(known, &self.types)?;
         let table = self.resolve(known, number, streamed)?;
-        let is_certain = table.has_uuids() || streamed.is_certain(known);
+        let is_claimed = streamed.is_claimed(known) || !self.names_a_table(known);
         let may_be_incomplete = streamed.may_be_incomplete(known);
         let table = KnownRelation::Captured(Box::new(table));
         self.tables.insert(oid, table);
-        Ok(if !is_certain {
+        Ok(if !is_claimed {
             IntakeStep::TableUnknown(oid)
         } else if may_be_incomplete {
             IntakeStep::ColumnUnknown(oid)
@@ -243,13 +240,17 @@ impl Intake {
     /// Finds a captured table and its index in the settings, by OID or else by name. WAL from before a
     /// rename has the table's old name, and WAL from before the table was created again has its old OID.
     fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
-        let is_named = |table: &QualifiedName| {
-            table.schema == relation.namespace && table.name == relation.name
-        };
         let mut all = self.captured.iter().enumerate();
         all.clone()
             .find(|(_, table)| table.oid == relation.oid)
-            .or_else(|| all.find(|(_, table)| is_named(&table.settings.table)))
+            .or_else(|| all.find(|(_, table)| table.has_name_of(relation)))
+    }
+
+    /// Whether the relation has the name of a captured table.
+    fn names_a_table(&self, relation: &OwnedRelation) -> bool {
+        self.captured
+            .iter()
+            .any(|table| table.has_name_of(relation))
     }
 
     fn resolve(
@@ -335,12 +336,13 @@ impl Intake {
         };
         let row = TupleValues::of(tuple);
         let row = row.as_slice();
-        let moved = open.moved(table, row);
+        let (moved, number) = (open.moved(table, row), table.number);
         let mapped = match table.mapper.map_row(row, at) {
             Ok(mapped) => mapped,
             Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
                 let payload = table.mapper.payload(row);
                 return Ok(IntakeStep::Unmappable {
+                    table: number,
                     error,
                     payload,
                     moved,
@@ -350,6 +352,7 @@ impl Intake {
         };
         let origin = EventRef::new(at, mapped.event_id);
         Ok(IntakeStep::Event {
+            table: number,
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,
             event: Event {

@@ -29,6 +29,7 @@
 //!
 //! Not here: finding the unrecorded rows of a table (`capture`), and delivering the events (`delivery`).
 
+mod announcement;
 mod progress;
 mod read_rows;
 mod row_counter;
@@ -61,6 +62,7 @@ use crate::postgres::{Snapshot, Sql, Target, connect_patiently};
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
 use crate::store::relay_row::{RecordKeeping, RelayMode, Unfinished, mark};
+pub(crate) use announcement::Announcements;
 use progress::{ProgressWriter, ReadingNotes};
 use read_rows::ReadRows;
 pub(crate) use read_rows::RowsFromTables;
@@ -110,17 +112,7 @@ pub(crate) async fn start(
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
     let recorded = !subject.records.may_lack_records();
-    let floors = subject.captured.iter().flat_map(|captured| {
-        let record = &captured.record;
-        // A floor that was never raised is the start of capturing. The stream may contain unresolved rows of older
-        // transactions, so such a floor counts as 0.
-        let begins_at = record.since.as_ref().map(Snapshot::xmin);
-        let floor = Some(record.floor).filter(|floor| Some(*floor) != begins_at);
-        let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
-        let of_former = record.unread.values().copied();
-        of_partitions.chain(of_former).chain([floor.unwrap_or(0)])
-    });
-    let resolved_below = floors.min().unwrap_or(0);
+    let resolved_below: Vec<u64> = subject.captured.iter().map(resolved_below).collect();
     let recovery = Recovery {
         subject,
         next: EventPosition {
@@ -131,7 +123,7 @@ pub(crate) async fn start(
         read: ReadRows::new(
             slot.point.repeated_before,
             recorded.then_some(&slot.point.snapshot),
-            resolved_below,
+            &resolved_below,
         ),
         point: slot.point,
         firsts,
@@ -153,6 +145,22 @@ pub(crate) async fn start(
         })
     });
     Ok((seam, told))
+}
+
+/// Returns a transaction number: all rows of older transactions are resolved, in the table, its partitions and its
+/// former partitions.
+fn resolved_below(captured: &Captured) -> u64 {
+    let record = &captured.record;
+    // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
+    // streamed rows below it are resolved.
+    let begins_at = record.since.as_ref().map(Snapshot::xmin);
+    if Some(record.floor) == begins_at {
+        return 0;
+    }
+    let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
+    let of_former = record.unread.values().copied();
+    let floors = of_partitions.chain(of_former);
+    floors.fold(record.floor, u64::min)
 }
 
 struct Recovery {

@@ -57,14 +57,16 @@ impl ReadRows {
     /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot. At
     ///   or after this position, the stream contains no row that the snapshot shows.
     /// - `recorded`: the snapshot of the recovery, if every event has a record.
-    /// - `resolved_below`: all rows of transactions below this number are resolved. Used only without `recorded`.
+    /// - `resolved_below`: for each table, a transaction number: all rows of older transactions are resolved. Used
+    ///   only without `recorded`.
     pub(super) fn new(
         repeated_before: Option<Lsn>,
         recorded: Option<&Snapshot>,
-        resolved_below: u64,
+        resolved_below: &[u64],
     ) -> Self {
-        let resolved = (resolved_below > 0 && recorded.is_none())
-            .then(|| Snapshot::of_all_below(resolved_below));
+        let below =
+            |xid: &u64| (*xid > 0 && recorded.is_none()).then(|| Snapshot::of_all_below(*xid));
+        let resolved = resolved_below.iter().map(below).collect();
         Self {
             former: RememberedIds::default(),
             reads_former: false,
@@ -74,7 +76,7 @@ impl ReadRows {
                 recorded: recorded.cloned(),
                 is_recorded: false,
                 resolved,
-                is_resolved: false,
+                xid: 0,
             }),
         }
     }
@@ -128,29 +130,31 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
     is_recorded: bool,
-    /// A snapshot that shows exactly the transactions below all floors. Set if published events may lack a
-    /// record. The events of these transactions are resolved, so the recovery has not read them from the
-    /// tables. The relay must not publish them from the stream, because they would then come after later
-    /// events of their keys.
-    resolved: Option<Snapshot>,
-    /// Whether all events of the current transaction are resolved.
-    is_resolved: bool,
+    /// For each table, a snapshot that shows exactly the transactions below the floor of the table and of its
+    /// partitions. Set if published events may lack a record. The events of these transactions are resolved, so
+    /// the recovery has not read them from the table. The relay must not publish them from the stream, because
+    /// they would then come after later events of their keys.
+    resolved: Vec<Option<Snapshot>>,
+    /// The id of the current transaction in the WAL.
+    xid: u32,
 }
 
 impl RowsFromTables {
     /// Notes that a transaction of the stream begins. `xid` is its id in the WAL.
     pub(crate) fn begin(&mut self, xid: u32) {
-        let shown_by =
-            |snapshot: &Option<Snapshot>| snapshot.as_ref().is_some_and(|it| it.shows_recent(xid));
-        self.is_recorded = shown_by(&self.recorded);
-        self.is_resolved = shown_by(&self.resolved);
+        let recorded = self.recorded.as_ref();
+        self.is_recorded = recorded.is_some_and(|it| it.shows_recent(xid));
+        self.xid = xid;
     }
 
-    /// Whether the relay must skip the event, because the event is resolved, or because this session has read it
-    /// from a table. Also looks into `rows`, because an event that is in flight has no record yet, and its id may
-    /// not have fitted into the set.
-    pub(crate) fn has(&self, event_id: &EventId, rows: &TableRows) -> bool {
-        self.is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
+    /// Whether the relay must skip the event of the current transaction, because the event is resolved, or because
+    /// this session has read it from a table. `table` is the index of its table in the settings. Also looks into
+    /// `rows`: an event from a table without an outcome has no record, and its id may be missing in the set of
+    /// remembered ids.
+    pub(crate) fn has(&self, table: usize, event_id: &EventId, rows: &TableRows) -> bool {
+        let resolved = self.resolved.get(table).and_then(Option::as_ref);
+        let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));
+        is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }
 
     /// Whether an earlier session may have published rows of the current transaction from a table. The
@@ -209,7 +213,7 @@ mod tests {
 
     #[test]
     fn only_rows_of_former_partitions_count_as_sent_when_tables_are_read() {
-        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, 0);
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, &[]);
         rows.reads_former(true);
         assert!(rows.add(id(1)));
         assert!(!rows.add(id(1)));
@@ -218,14 +222,14 @@ mod tests {
         assert!(rows.add(id(2)) && rows.add(id(2)));
         let sent = rows.take_repeated().unwrap();
         let (_sender, rows) = from_table::channel();
-        let has = |n| sent.has(&event_id(n), &rows);
+        let has = |n| sent.has(0, &event_id(n), &rows);
         assert!(has(1) && has(2) && !has(3));
         assert!(!sent.ends_before(Lsn::new(79)) && sent.ends_before(Lsn::new(80)));
     }
 
     #[test]
     fn the_stream_of_a_new_slot_brings_no_row_again() {
-        let mut rows = ReadRows::new(None, None, 0);
+        let mut rows = ReadRows::new(None, None, &[]);
         assert!(rows.add(id(1)) && rows.add(id(1)));
         assert!(rows.take_repeated().is_none());
     }
@@ -233,13 +237,13 @@ mod tests {
     #[test]
     fn only_transactions_that_the_snapshot_shows_may_have_records_with_other_positions() {
         let snapshot = "100:110:103".parse().unwrap();
-        let mut rows = ReadRows::new(Some(Lsn::new(80)), Some(&snapshot), 0);
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), Some(&snapshot), &[]);
         let mut sent = rows.take_repeated().unwrap();
         for (xid, expected) in [(99, true), (103, false), (104, true), (110, false)] {
             sent.begin(xid);
             assert_eq!(sent.may_be_recorded(), expected, "{xid}");
         }
-        let mut sent = ReadRows::new(Some(Lsn::new(80)), None, 0)
+        let mut sent = ReadRows::new(Some(Lsn::new(80)), None, &[])
             .take_repeated()
             .unwrap();
         sent.begin(99);
@@ -247,19 +251,27 @@ mod tests {
     }
 
     #[test]
-    fn without_records_transactions_below_all_floors_are_resolved() {
-        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, 100);
+    fn without_records_transactions_below_the_floor_of_their_table_are_resolved() {
+        let mut rows = ReadRows::new(Some(Lsn::new(80)), None, &[100, 0]);
         let mut sent = rows.take_repeated().unwrap();
         let (_sender, rows) = from_table::channel();
         for (xid, expected) in [(99, true), (100, false), (u32::MAX, true)] {
             sent.begin(xid);
-            assert_eq!(sent.has(&event_id(1), &rows), expected, "{xid}");
+            assert_eq!(sent.has(0, &event_id(1), &rows), expected, "{xid}");
+            assert!(
+                !sent.has(1, &event_id(1), &rows),
+                "the floor of another table"
+            );
         }
     }
 
     #[test]
     fn an_event_beyond_the_bound_is_recognised_as_long_as_it_has_no_outcome() {
-        let mut read = ReadRows::new(Some(Lsn::new(80)), Some(&"100:110:103".parse().unwrap()), 0);
+        let mut read = ReadRows::new(
+            Some(Lsn::new(80)),
+            Some(&"100:110:103".parse().unwrap()),
+            &[],
+        );
         let (_sender, mut rows) = from_table::channel();
         let last = u32::try_from(MAX_REMEMBERED).unwrap();
         for n in 0..=last {
@@ -271,9 +283,9 @@ mod tests {
         };
         rows.taken(at, &event_id(last));
         let sent = read.take_repeated().unwrap();
-        assert!(sent.has(&event_id(0), &rows) && sent.has(&event_id(last), &rows));
+        assert!(sent.has(0, &event_id(0), &rows) && sent.has(0, &event_id(last), &rows));
         // From now on, the record of the event shows that it was published.
         rows.resolve(&[at]);
-        assert!(!sent.has(&event_id(last), &rows));
+        assert!(!sent.has(0, &event_id(last), &rows));
     }
 }

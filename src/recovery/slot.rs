@@ -7,7 +7,7 @@ use decoder::Lsn;
 use slot_manager::{Slot, SlotError, SlotName, cluster, retention, slots};
 
 use super::slot_verdict::{self, RecoveryCause};
-use super::snapshot;
+use super::{Announcements, snapshot};
 use crate::capture::ScanWindow;
 use crate::capture::claim::{self, Captured};
 use crate::capture::table::{TableReader, altered_since};
@@ -127,14 +127,17 @@ pub(crate) async fn keep(
     sql: &Sql,
     settings: &Settings,
     reason: &RecoveryCause,
+    announcements: &Announcements,
     metrics: &Metrics,
 ) -> Result<RecoverySlot> {
     let slot = &settings.slot;
-    tracing::warn!(
-        kind = reason.name(), %slot,
-        "recovering: {reason}; the relay keeps the slot: it publishes every row without a known outcome from \
-         the tables, and then continues with the stream"
-    );
+    if announcements.are_due(reason) {
+        tracing::warn!(
+            kind = reason.name(), %slot,
+            "recovering: {reason}; the relay keeps the slot: it publishes every row without a known outcome \
+             from the tables, and then continues with the stream"
+        );
+    }
     count(reason, metrics);
     // Read the position before all else. The snapshot shows every transaction that has an id at this time, so
     // every other transaction commits after this position.
@@ -145,6 +148,7 @@ pub(crate) async fn keep(
         let snapshot = current_snapshot(&**sql).await?;
         if snapshot.xmin() > last_open {
             metrics.troubles.opening_continues();
+            announcements.begun(reason);
             let point = Unfinished {
                 consistent_point,
                 snapshot,
@@ -225,10 +229,12 @@ pub(crate) async fn create(
     settings: &Settings,
     instance: &str,
     (reason, old): (&RecoveryCause, Option<&Slot>),
+    announcements: &Announcements,
     metrics: &Metrics,
 ) -> Result<RecoverySlot> {
     let (slot, target) = (&settings.slot, sql.target());
     match reason {
+        _ if !announcements.are_due(reason) => {}
         RecoveryCause::FirstStart(Start::New) => tracing::info!(
             %slot,
             "{reason}; creating the slot. In tables that are captured for the first time, rows that are \
@@ -277,6 +283,7 @@ pub(crate) async fn create(
     // Close this replication session before opening the stream, because the server may have only one free
     // walsender.
     created.close().await;
+    announcements.begun(reason);
     tracing::info!(%slot, from = %consistent_point, "created the slot");
     // A first start that publishes no old rows does not count as a recovery.
     if *reason != RecoveryCause::FirstStart(Start::New) {

@@ -58,6 +58,7 @@ use crate::delivery::EarlierFailures;
 use crate::error::{Code, Disposition, Error, Result};
 use crate::metrics::Metrics;
 use crate::postgres::connect;
+use crate::recovery::Announcements;
 use crate::settings::Settings;
 use crate::store::privileges::{Purpose, name_missing};
 use crate::store::relay_row;
@@ -98,6 +99,7 @@ pub struct SessionRunner {
     /// The failing topics of the sessions that have ended.
     earlier_failures: EarlierFailures,
     greeting: Greeting,
+    announcements: Announcements,
 }
 
 impl SessionRunner {
@@ -123,6 +125,7 @@ impl SessionRunner {
             stuck_positions: StuckPositions::new(),
             earlier_failures: EarlierFailures::default(),
             greeting: Greeting::new(),
+            announcements: Announcements::default(),
             instance: instance::new_name(),
             settings,
             publisher,

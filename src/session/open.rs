@@ -199,13 +199,23 @@ impl SessionRunner {
         kept_from: Option<Lsn>,
     ) -> Result<(RecoverySlot, CaptureMoment)> {
         let (settings, metrics) = (&self.settings, &self.metrics);
+        let announcements = &self.announcements;
         // Set the phase first, because the next steps may wait minutes for open transactions.
         self.state.set(Phase::Recovering);
         let tops = tops::tops(sql, &facts.found).await?;
         let slot = if kept_from.is_some() {
-            slot::keep(sql, settings, reason, metrics).await?
+            slot::keep(sql, settings, reason, announcements, metrics).await?
         } else {
-            slot::create(sql, settings, &self.instance, (reason, facts.slot), metrics).await?
+            let reason = (reason, facts.slot);
+            slot::create(
+                sql,
+                settings,
+                &self.instance,
+                reason,
+                announcements,
+                metrics,
+            )
+            .await?
         };
         let since = slot.snapshot().clone();
         Ok((slot, CaptureMoment { since, tops }))
@@ -331,6 +341,7 @@ impl SessionRunner {
             metrics.clone(),
         );
         let bounds: Arc<[Bounds]> = ready.captured.iter().map(Bounds::of).collect();
+        let claimed = ready.captured.iter().map(|one| one.shape.oid).collect();
         let (rows, from_table) = from_table::channel();
         let repeats_rows = ready
             .recovery
@@ -352,7 +363,7 @@ impl SessionRunner {
             everything: ready.audit == Audit::Everything,
             after: recovered,
         };
-        let subject = self.audit_subject(&reader, bounds.clone(), records)?;
+        let subject = self.audit_subject(&reader, (claimed, bounds.clone()), records)?;
         let (auditor, broken) = audit::start(subject, audit, stream.hasten, rows);
         let (target, budget) = (reader.target().clone(), settings.in_flight_bytes);
         let attempt = (!records.records_published()).then_some(settings.publish_timeout);

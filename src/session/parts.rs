@@ -77,7 +77,7 @@ impl SessionRunner {
     pub(super) fn audit_subject(
         &self,
         reader: &SlotReader,
-        bounds: Arc<[Bounds]>,
+        (claimed, bounds): (Vec<u32>, Arc<[Bounds]>),
         records: RecordKeeping,
     ) -> Result<AuditSubject> {
         let settings = &self.settings;
@@ -87,6 +87,7 @@ impl SessionRunner {
             publication: settings.publication.clone(),
             captured: settings.captured(),
             tables: settings.tables.clone().into(),
+            claimed,
             project: Arc::from(settings.project()?),
             bounds,
             records,

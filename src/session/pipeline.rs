@@ -29,6 +29,7 @@ pub(super) use self::read_progress::ReadProgress;
 pub(super) use self::server_stop::ServerStop;
 use self::server_stop::server_waits_in_vain;
 use super::supervisor::Supervision;
+use crate::capture::claim;
 use crate::capture::earlier::OutcomeLookup;
 use crate::capture::from_table::{self, FromTable, TableRows};
 use crate::capture::intake::{Intake, IntakeStep};
@@ -268,10 +269,10 @@ impl Pipeline {
                 self.watermark.commit(end_lsn);
                 self.is_past(end_lsn);
             }
-            IntakeStep::Event { event, .. }
-                if self.was_read_from_a_table(&event.origin.event_id) => {}
-            IntakeStep::Unmappable { error, .. }
-                if self.was_read_from_a_table(&error.known.event_id) => {}
+            IntakeStep::Event { table, event, .. }
+                if self.was_read_from_a_table(table, &event.origin.event_id) => {}
+            IntakeStep::Unmappable { table, error, .. }
+                if self.was_read_from_a_table(table, &error.known.event_id) => {}
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
             IntakeStep::ColumnUnknown(relation) => self.refuse_incomplete(relation).await?,
@@ -280,6 +281,7 @@ impl Pipeline {
                 ordering_key,
                 mut event,
                 moved,
+                ..
             } => {
                 let (at, event_id) = (event.origin.position, &event.origin.event_id);
                 let (found, position) = self.look_up(at, event_id).await?;
@@ -303,6 +305,7 @@ impl Pipeline {
                 mut error,
                 payload,
                 moved,
+                ..
             } => {
                 let (at, event_id) = (error.at.position, &error.known.event_id);
                 let (found, position) = self.look_up(at, event_id).await?;
@@ -346,20 +349,11 @@ impl Pipeline {
         self.intake.refuse_incomplete(relation, &now)
     }
 
-    /// Handles a relation that has the name of a captured table, but that this session has not claimed. Ends the
-    /// session with an error if the table was created again: the next session claims the new table, and so decides
-    /// its rows' event ids. Returns no error for a dropped table, whose rows can be mapped.
+    /// Ends the session with an error if the relation is the table that has this name now. The next session claims
+    /// the table, and so decides its rows' event ids.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
-        if !table::is_current_apart(self.source.target(), described).await? {
-            return Ok(());
-        }
-        let what = format!(
-            "table {}.{} was created again",
-            described.namespace, described.name
-        );
-        let hint = "no action needed: a new session captures its rows";
-        Err(Error::new(Code::SlotBusy, what).hint(hint))
+        claim::refuse_current(self.source.target(), described).await
     }
 
     /// Waits for the requests in flight, records their outcomes, and confirms the position that they allow. Starts

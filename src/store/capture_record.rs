@@ -28,9 +28,9 @@ const SELECT: &str = "\
 const INSERT: &str = "\
     INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
         floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn, \
-        id_suffixes) \
+        id_suffixes, recorded_from) \
     VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
-        $13, $14, $15::text::jsonb) \
+        $13, $14, $15::text::jsonb, $16::text::xid8) \
     ON CONFLICT DO NOTHING";
 
 /// Updates the table's name and OID if the recorded OID is still `$7`. Otherwise another session has already
@@ -194,7 +194,8 @@ pub(crate) async fn insert(
         let floor = record.floor.to_string();
         let since_lsn = record.since_lsn.map(|lsn| PgLsn::from(lsn.as_u64()));
         let id_suffixes = record.id_suffixes.to_json();
-        let parameters: [&(dyn ToSql + Sync); 15] = [
+        let recorded_from = record.recorded_from.to_string();
+        let parameters: [&(dyn ToSql + Sync); 16] = [
             &record.identity,
             &record.table.schema,
             &record.table.name,
@@ -210,6 +211,7 @@ pub(crate) async fn insert(
             &record.publication,
             &since_lsn,
             &id_suffixes,
+            &recorded_from,
         ];
         sql.execute(INSERT, &parameters).await?;
     }

@@ -154,7 +154,7 @@ async fn a_relay_waits_for_a_free_walsender_and_check_reports_the_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_lost_its_slot_waits_for_a_free_one() {
-    let (database, emulator, url) = server_with(&[("max_replication_slots", "1")]).await;
+    let (mut database, emulator, url) = server_with(&[("max_replication_slots", "1")]).await;
     let relay = start(&database, &emulator, &url);
     delivers(&database, &emulator).await;
     relay.stop().await;
@@ -180,8 +180,18 @@ async fn a_relay_that_lost_its_slot_waits_for_a_free_one() {
     database
         .execute("UPDATE outbox.capture SET slot = 'postrider'")
         .await;
+    let attempts = |log: String| log.matches("all replication slots are in use").count();
+    let before = attempts(database.server().log().unwrap());
     let relay = start(&database, &emulator, &url);
     relay.wait_for_log("replication-slots-used-up").await;
+    eventually("the relay tries again and again", || {
+        let now = attempts(database.server().log().unwrap());
+        std::future::ready((now >= before + 4).then_some(()))
+    })
+    .await;
+    // The first attempt marks a recovery, and the other attempts begin this unfinished recovery again.
+    let lines = relay.log().matches("recovering: ").count();
+    assert_eq!(lines, 2, "{}", relay.log());
     database
         .execute("SELECT pg_drop_replication_slot('taken')")
         .await;

@@ -1,10 +1,15 @@
-//! Creates the capture record of a table that is captured from now on.
+//! Creates the capture record of a table that has none.
+//!
+//! Usually the table is captured from now on. But its name may have been captured already: the earlier table of
+//! this name was renamed to another captured name, and took its record along. Then the new record continues the
+//! earlier one. Otherwise rows that are already in the new table would count as older than the start of capturing,
+//! and would never be published.
 
 use std::collections::BTreeMap;
 
 use slot_manager::{QualifiedName, SlotName};
 
-use super::FoundTable;
+use super::{FoundTable, latest};
 use crate::postgres::Snapshot;
 use crate::settings::Start;
 use crate::store::capture_record::{CaptureRecord, IdSuffixes};
@@ -16,20 +21,26 @@ pub(super) fn new_record(
     start: Start,
     now: &Snapshot,
 ) -> CaptureRecord {
-    let since = (start == Start::New).then(|| now.clone());
+    let of_slot = records.iter().filter(|known| known.slot == slot.as_str());
+    let earlier = latest(of_slot, &found.table);
+    let since = match earlier {
+        Some(earlier) => earlier.since.clone(),
+        None => (start == Start::New).then(|| now.clone()),
+    };
+    let begins_at = since.as_ref().map_or(0, Snapshot::xmin);
     CaptureRecord {
         identity: identity(&found.table, records),
         table: found.table.clone(),
         oid: found.shape.oid,
         slot: slot.as_str().to_owned(),
-        floor: since.as_ref().map_or(0, Snapshot::xmin),
+        floor: earlier.map_or(begins_at, |earlier| earlier.floor),
         floor_seq: None,
         numbering: None,
         since,
         partitions: Some(found.shape.partitions.clone()),
         has_inserted_xid: found.shape.has_inserted_xid,
         added_xids: Vec::new(),
-        recorded_from: 0,
+        recorded_from: earlier.map_or(0, |earlier| earlier.recorded_from),
         publication: None,
         since_lsn: None,
         id_suffixes: IdSuffixes::first(found.shape.oid),

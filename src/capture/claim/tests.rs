@@ -205,6 +205,35 @@ fn a_new_table_under_the_old_name_of_a_renamed_one_gets_its_own_identity() {
 }
 
 #[test]
+fn a_new_table_under_a_captured_name_continues_the_record_of_that_name() {
+    let slot = "postrider".parse().unwrap();
+    let now = "500:500:".parse().unwrap();
+    let of_name = |identity: &str, floor| CaptureRecord {
+        since: Some("100:100:".parse().unwrap()),
+        floor,
+        recorded_from: 40,
+        ..record(identity, "a.x", 1)
+    };
+    // The table a.x was rotated before, so an old record has this name too.
+    let records = [of_name("a.x", 200), of_name("a.x#2", 300)];
+    let new = |name, start| new_record::new_record(&found(name, 9), &records, &slot, start, &now);
+    let continued = new("a.x", Start::New);
+    assert_eq!(continued.identity, "a.x#3");
+    assert_eq!(
+        continued.since, records[1].since,
+        "no row in it counts as old"
+    );
+    assert_eq!((continued.floor, continued.recorded_from), (300, 40));
+    assert_eq!(new("a.x", Start::All).since, records[1].since);
+    let other = new("a.y", Start::New);
+    assert_eq!((other.since, other.floor), (Some(now.clone()), 500));
+    let anothers = "another".parse().unwrap();
+    let of_another =
+        new_record::new_record(&found("a.x", 9), &records, &anothers, Start::New, &now);
+    assert_eq!(of_another.since, Some(now.clone()));
+}
+
+#[test]
 fn a_table_of_another_slot_is_refused_and_the_slot_is_named() {
     let records = [record("a.x", "a.x", 1)];
     let found = [found("a.x", 1)];

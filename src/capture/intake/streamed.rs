@@ -113,15 +113,14 @@ impl Streamed {
         Err(Error::new(Code::ColumnMissing, what))
     }
 
-    /// Whether the identity in the event ids of this relation's rows is known for certain. This matters only if
-    /// the ids are not uuids.
-    pub(super) fn is_certain(&self, relation: &OwnedRelation) -> bool {
-        relation.oid == self.oid
-            || index_of_inserted_xid(relation).is_some()
-            || self
-                .id_suffixes
-                .as_ref()
-                .is_none_or(|suffixes| suffixes.knows(relation.oid.0))
+    pub(super) fn has_name_of(&self, relation: &OwnedRelation) -> bool {
+        let table = &self.settings.table;
+        table.schema == relation.namespace && table.name == relation.name
+    }
+
+    /// Whether the relation has the OID and the name with which the session has claimed the table.
+    pub(super) fn is_claimed(&self, relation: &OwnedRelation) -> bool {
+        relation.oid == self.oid && self.has_name_of(relation)
     }
 }
 

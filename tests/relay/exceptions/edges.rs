@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use pubsub_emulator::{Action, Fault, RunningEmulator};
+use scratch_postgres::StopMode;
+use tempfile::NamedTempFile;
 
 use super::{
     assert_once_and_in_order, assert_whole_and_in_order, insert, insert_bad, poison, release, rows,
@@ -138,4 +140,41 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     };
     assert!(position(WAITS) < position(LATER), "{}", relay.log());
     assert!(position(WAITS).is_some(), "{}", relay.log());
+}
+
+/// A crash of PostgreSQL returns the slot to an older position, so the stream repeats delivered events. A new table
+/// has no raised floor, and must not change what the relay knows about the events of the other table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_added_repeats_no_event_of_another_table_out_of_order() {
+    let mut database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let relay = start(&database, &emulator);
+    insert(&database, 1, 1).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    let first = database.current_wal().await;
+    insert(&database, 2, 20).await;
+    wait_until_delivered(&database, &emulator, &relay).await;
+    relay.stop().await;
+    // The relay itself would raise the floor within ten seconds.
+    let floor = "UPDATE outbox.capture SET floor = pg_snapshot_xmin(pg_current_snapshot())";
+    database.execute(floor).await;
+    insert(&database, 22, 5).await;
+    database.server().restart(StopMode::Immediate).unwrap();
+    database.reconnect().await;
+    assert!(
+        database.confirmed().await <= first,
+        "the slot returned to an older position"
+    );
+    let add = "CREATE TABLE public.added (LIKE outbox.events INCLUDING ALL); \
+               ALTER PUBLICATION postrider ADD TABLE public.added";
+    database.execute(add).await;
+    let settings = NamedTempFile::new().unwrap();
+    let tables = "[[tables]]\ntable = 'outbox.events'\n[[tables]]\ntable = 'public.added'\n";
+    std::fs::write(settings.path(), tables).unwrap();
+    let path = settings.path().display().to_string();
+    let relay = start_with(&database, &emulator, &[("POSTRIDER_CONFIG", &path)]);
+    wait_until_delivered(&database, &emulator, &relay).await;
+    assert!(relay.log().contains("keeps the slot"), "{}", relay.log());
+    assert_once_and_in_order(&database, &emulator, &relay).await;
+    relay.stop().await;
 }

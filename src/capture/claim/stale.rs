@@ -1,0 +1,50 @@
+//! Notices that a configured name belongs to another table than when the session claimed the tables: a table was
+//! created again, or tables have swapped their names. The session then has to end, because it would publish rows
+//! under the settings of another table. The next session claims the tables under their present names, and thereby
+//! decides which topics and event ids their rows get.
+
+use decoder::OwnedRelation;
+use slot_manager::{QualifiedName, table};
+
+use crate::capture::table::is_current_apart;
+use crate::error::{Code, Error, Result};
+use crate::mapping::TableSettings;
+use crate::postgres::{Sql, Target};
+
+/// Returns an error if one of the names belongs to another table than the one in `claimed`, which has the OIDs of
+/// the tables that the session has claimed. A missing table is no error here.
+///
+/// # Errors
+/// `slot-busy`; database errors.
+pub(crate) async fn refuse_replaced(
+    sql: &Sql,
+    tables: &[TableSettings],
+    claimed: &[u32],
+) -> Result<()> {
+    for (TableSettings { table: name, .. }, claimed) in tables.iter().zip(claimed) {
+        let now = table::oid(sql, name).await?;
+        if now.is_some_and(|now| now != *claimed) {
+            return Err(replaced(name));
+        }
+    }
+    Ok(())
+}
+
+/// Returns an error if the relation from the stream, which the session has not claimed under this name, is the
+/// table that has this name now. Returns no error if the table was dropped or renamed since. Reads the catalogue
+/// over a new connection.
+///
+/// # Errors
+/// `slot-busy`; connection and database errors.
+pub(crate) async fn refuse_current(target: &Target, relation: &OwnedRelation) -> Result<()> {
+    if is_current_apart(target, relation).await? {
+        let name = QualifiedName::new(&*relation.namespace, &*relation.name);
+        return Err(replaced(&name));
+    }
+    Ok(())
+}
+
+fn replaced(name: &QualifiedName) -> Error {
+    let what = format!("{name} is another table than when this session began");
+    Error::new(Code::SlotBusy, what).hint("no action needed: a new session captures its rows")
+}

@@ -1,0 +1,25 @@
+//! Limits the log lines with which recoveries and first starts begin. If the slot cannot be created, for example
+//! because PostgreSQL has no free slot, each new attempt would log such a line.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::slot_verdict::RecoveryCause;
+use crate::throttled_log::ThrottledLog;
+
+/// Remembers across sessions which beginnings were logged.
+#[derive(Debug, Default)]
+pub(crate) struct Announcements(Mutex<ThrottledLog<&'static str>>);
+
+impl Announcements {
+    /// Whether a line is due for another attempt.
+    pub(super) fn are_due(&self, reason: &RecoveryCause) -> bool {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.due(reason.name()).is_some()
+    }
+
+    /// Notes that an attempt has succeeded. The next one for this reason is logged at once.
+    pub(super) fn begun(&self, reason: &RecoveryCause) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.forget(&reason.name());
+    }
+}
