@@ -240,20 +240,28 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
 pub(crate) const SETTINGS: &str = "
 select name, setting from pg_catalog.pg_settings where name = any ($1)";
 
-/// Returns the attributes of our role, and how many connections, walsenders and slots are in use. The right
+/// Returns the attributes of our roles, and how many connections, walsenders and slots are in use. The right
 /// to replicate is an attribute of the role or, on Amazon RDS, comes with membership in a group role.
+///
+/// The two roles differ after `ALTER ROLE ... SET role`. PostgreSQL checks a replication session and the
+/// limits of connections for the role that logged in, and everything else for the current role.
 pub(crate) const ROLE_AND_USAGE: &str = "
+with replicating as (
+    select r.oid from pg_catalog.pg_roles r
+    where r.rolreplication or r.rolsuper or exists (
+        select from pg_catalog.pg_roles g
+        where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member'))
+)
 select r.rolname::text as role,
-       r.rolreplication or r.rolsuper or exists (
-           select from pg_catalog.pg_roles g
-           where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
-       ) as may_replicate,
+       l.rolname::text as login_role,
+       l.oid in (select oid from replicating) as may_replicate,
+       r.oid in (select oid from replicating) as may_drop_slots,
        pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'usage') as may_read_stats,
-       r.rolsuper as superuser,
-       r.rolconnlimit::bigint as role_limit,
+       l.rolsuper as superuser,
+       l.rolconnlimit::bigint as role_limit,
        d.datconnlimit::bigint as database_limit,
        (select count(*) from pg_catalog.pg_stat_activity a
-        where a.usesysid = r.oid and a.pid <> pg_catalog.pg_backend_pid()) as role_connections,
+        where a.usesysid = l.oid and a.pid <> pg_catalog.pg_backend_pid()) as role_connections,
        (select count(*) from pg_catalog.pg_stat_activity a
         where a.datid = d.oid and a.usesysid is not null
           and a.pid <> pg_catalog.pg_backend_pid()) as database_connections,
@@ -263,6 +271,7 @@ select r.rolname::text as role,
        (select count(*) from pg_catalog.pg_stat_replication) as wal_senders,
        (select count(*) from pg_catalog.pg_replication_slots) as slots
 from pg_catalog.pg_roles r
+join pg_catalog.pg_roles l on l.rolname = session_user
 join pg_catalog.pg_database d on d.datname = pg_catalog.current_database()
 where r.rolname = current_user";
 

@@ -124,7 +124,21 @@ async fn a_non_utf8_row_corrected_or_deleted_before_it_is_read_leaves_no_trace()
 async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     let database = in_encoding("SQL_ASCII").await;
     let emulator = harness::emulator().await;
+    database
+        .execute(
+            "ALTER TABLE outbox.events ALTER id DROP DEFAULT, ALTER id TYPE text, \
+             ALTER id SET DEFAULT gen_random_uuid()::text",
+        )
+        .await;
     let relay = Relay::start(&database, &emulator);
+    database
+        .execute(
+            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type) \
+             VALUES (convert_from('\\xff', 'SQL_ASCII'), 'order', 'bad id', 'OrderPlaced')",
+        )
+        .await;
+    // Nobody can release this event, because the relay cannot find its row.
+    relay.wait_for_log("insert the event again").await;
     insert(
         &database,
         "bad",
@@ -135,7 +149,7 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     database.wait_until_recorded().await;
     assert_eq!(
         states(&database).await,
-        "published 1, quarantined 1",
+        "published 1, quarantined 2",
         "{}",
         relay.log()
     );
