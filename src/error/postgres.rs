@@ -152,8 +152,14 @@ impl From<PgError> for Error {
 /// Whether the connection works, but the client cannot use the answer, for example because a value has another
 /// type than expected. A new connection would give the same answer.
 fn is_unusable_answer(error: &PgError) -> bool {
-    let mut causes = std::iter::successors(error.source(), |cause| cause.source()).peekable();
-    causes.peek().is_some() && !causes.any(<dyn std::error::Error>::is::<std::io::Error>)
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<std::io::Error>() {
+            return false;
+        }
+        cause = error.source();
+    }
+    error.source().is_some()
 }
 
 #[cfg(test)]

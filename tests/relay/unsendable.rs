@@ -6,7 +6,7 @@ use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
 use tonic::Code;
 
-use crate::harness::{self, Database, Relay, eventually};
+use crate::harness::{self, Database, Relay, eventually, postrider};
 use crate::mapping::{Subscriber, settings};
 
 /// Starts a database with the encoding `encoding`, in which rows of `outbox.events` may be changed.
@@ -124,6 +124,29 @@ async fn a_non_utf8_row_corrected_or_deleted_before_it_is_read_leaves_no_trace()
 async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
     let database = in_encoding("SQL_ASCII").await;
     let emulator = harness::emulator().await;
+    let relay = Relay::start(&database, &emulator);
+    insert(
+        &database,
+        "bad",
+        "('\"' || convert_from('\\xff', 'SQL_ASCII') || '\"')::jsonb",
+    )
+    .await;
+    insert(&database, "good", "'1'").await;
+    database.wait_until_recorded().await;
+    assert_eq!(
+        states(&database).await,
+        "published 1, quarantined 1",
+        "{}",
+        relay.log()
+    );
+    relay.stop().await;
+}
+
+/// Nobody can release such an event, because the relay cannot find its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_whose_id_cannot_be_read_must_be_inserted_again() {
+    let database = in_encoding("SQL_ASCII").await;
+    let emulator = harness::emulator().await;
     database
         .execute(
             "ALTER TABLE outbox.events ALTER id DROP DEFAULT, ALTER id TYPE text, \
@@ -137,23 +160,20 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
              VALUES (convert_from('\\xff', 'SQL_ASCII'), 'order', 'bad id', 'OrderPlaced')",
         )
         .await;
-    // Nobody can release this event, because the relay cannot find its row.
     relay.wait_for_log("insert the event again").await;
-    insert(
-        &database,
-        "bad",
-        "('\"' || convert_from('\\xff', 'SQL_ASCII') || '\"')::jsonb",
-    )
+    let log = relay.log();
+    assert!(!log.contains("release the event"), "{log}");
+    eventually("the event is in quarantine", || async {
+        (states(&database).await == "quarantined 1").then_some(())
+    })
     .await;
-    insert(&database, "good", "'1'").await;
-    database.wait_until_recorded().await;
-    assert_eq!(
-        states(&database).await,
-        "published 1, quarantined 2",
-        "{}",
-        relay.log()
-    );
     relay.stop().await;
+    let id = database
+        .text("SELECT event_id::text FROM outbox.dispatch")
+        .await;
+    let shown = postrider(&["event", &id], &[("DATABASE_URL", database.url.as_str())]);
+    let shown = String::from_utf8(shown.output().unwrap().stdout).unwrap();
+    assert!(shown.contains("insert it again as a new event"), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -138,11 +138,14 @@ async fn names_of_another_encoding_are_shown() {
         .expect("create");
     drop(client);
     let viewer = superuser(shared_server()).await;
-    let latin = format!("latin_{name}");
-    let create = format!(
-        "create database {latin} encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0"
-    );
-    run(&viewer, &create).await;
+    let (latin, ascii) = (format!("latin_{name}"), format!("ascii_{name}"));
+    for (database, encoding) in [(&latin, "LATIN1"), (&ascii, "SQL_ASCII")] {
+        let create = format!(
+            "create database {database} encoding '{encoding}' lc_collate 'C' lc_ctype 'C' \
+             template template0"
+        );
+        run(&viewer, &create).await;
+    }
     run(&viewer, &format!("create role {name} superuser login")).await;
     let url = shared_server().url("postgres");
     let holder = connect(&url.replace("postgres@", &format!("{name}@"))).await;
@@ -161,26 +164,29 @@ async fn names_of_another_encoding_are_shown() {
     })
     .await;
 
-    let shown = Some(format!("{name}\u{fffd}"));
-    let found = slots::find(&viewer, &slot).await.expect("find");
-    assert_eq!(found.expect("a slot").database, shown);
-    let process = pid(&holder).await;
-    let holders = holders(&viewer, &slot, Duration::ZERO).await;
-    let held = holders.iter().find(|held| held.pid == Some(process));
-    assert_eq!(held.expect("listed").user, shown);
-    let locked = activity::advisory_lock_holder(&viewer, -8).await;
-    assert_eq!(locked.expect("look").expect("a holder").role, shown);
     let waits = superuser(shared_server()).await;
-    let waiting = pid(&waits).await;
+    let (process, waiting) = (pid(&holder).await, pid(&waits).await);
     let wait = tokio::spawn(async move {
         let _ = waits.batch_execute("select pg_advisory_lock(-8)").await;
     });
-    let wait_is_seen = eventually("the session waits", async || {
-        let found = retention::lock_wait(&viewer, waiting).await;
-        found.expect("look")
-    })
-    .await;
-    assert_eq!(wait_is_seen.blockers[0].user, shown);
+    let ascii = connect(&shared_server().url(&ascii)).await;
+    for (viewer, e_acute) in [(&viewer, "\u{fffd}"), (&ascii, "\\351")] {
+        let shown = Some(format!("{name}{e_acute}"));
+        let found = slots::find(viewer, &slot).await.expect("find");
+        assert_eq!(found.expect("a slot").database, shown);
+        let holders = holders(viewer, &slot, Duration::ZERO).await;
+        let held = holders.iter().find(|held| held.pid == Some(process));
+        assert_eq!(held.expect("listed").user, shown);
+        let lock_wait = eventually("the session waits", async || {
+            let found = retention::lock_wait(viewer, waiting).await;
+            found.expect("look")
+        })
+        .await;
+        assert_eq!(lock_wait.blockers[0].user, shown);
+    }
+    let locked = activity::advisory_lock_holder(&viewer, -8).await;
+    let shown = Some(format!("{name}\u{fffd}"));
+    assert_eq!(locked.expect("look").expect("a holder").role, shown);
     drop(holder);
     wait.await.expect("the lock is free");
     let drop = format!("select pg_drop_replication_slot('{slot}')");

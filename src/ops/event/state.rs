@@ -118,9 +118,9 @@ impl EventState {
                 exceptions: the slot has passed this one, so it was published"
                 .to_owned(),
             Self::Quarantined if !has_row => format!(
-                "in quarantine since {at}, and its row is not found: it was deleted, or its id could not be \
-                 read. So it cannot be published: insert it again as a new event, if its consumers need it, and \
-                 `postrider quarantine discard` this one"
+                "in quarantine since {at}, and its row is not found in the table: it was deleted, or its id \
+                 could not be read. Without the row it cannot be published: insert it again as a new event, if its \
+                 consumers need it, and `postrider quarantine discard` this one"
             ),
             Self::Quarantined => format!(
                 "in quarantine since {at}, so it is not published: correct the cause, then \
