@@ -171,8 +171,8 @@ async fn an_event_whose_id_cannot_be_read_must_be_inserted_again() {
     let id = database
         .text("SELECT event_id::text FROM outbox.dispatch")
         .await;
-    let shown = postrider(&["event", &id], &[("DATABASE_URL", database.url.as_str())]);
-    let shown = String::from_utf8(shown.output().unwrap().stdout).unwrap();
+    let shown = postrider(&["event", &id], &[("DATABASE_URL", database.url.as_str())]).output();
+    let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
     assert!(shown.contains("insert it again as a new event"), "{shown}");
 }
 
