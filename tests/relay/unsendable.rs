@@ -2,11 +2,13 @@
 //! UTF-8, rows with values larger than any message, and rows from before a column was altered. The relay
 //! recovers automatically and reads such rows from the table.
 
+mod unreadable_id;
+
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
 use tonic::Code;
 
-use crate::harness::{self, Database, Relay, eventually, postrider};
+use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::{Subscriber, settings};
 
 /// Starts a database with the encoding `encoding`, in which rows of `outbox.events` may be changed.
@@ -140,40 +142,6 @@ async fn in_sql_ascii_a_row_that_is_not_utf8_is_quarantined() {
         relay.log()
     );
     relay.stop().await;
-}
-
-/// Nobody can release such an event, because the relay cannot find its row.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_event_whose_id_cannot_be_read_must_be_inserted_again() {
-    let database = in_encoding("SQL_ASCII").await;
-    let emulator = harness::emulator().await;
-    database
-        .execute(
-            "ALTER TABLE outbox.events ALTER id DROP DEFAULT, ALTER id TYPE text, \
-             ALTER id SET DEFAULT gen_random_uuid()::text",
-        )
-        .await;
-    let relay = Relay::start(&database, &emulator);
-    database
-        .execute(
-            "INSERT INTO outbox.events (id, aggregatetype, aggregateid, event_type) \
-             VALUES (convert_from('\\xff', 'SQL_ASCII'), 'order', 'bad id', 'OrderPlaced')",
-        )
-        .await;
-    relay.wait_for_log("insert the event again").await;
-    let log = relay.log();
-    assert!(!log.contains("release the event"), "{log}");
-    eventually("the event is in quarantine", || async {
-        (states(&database).await == "quarantined 1").then_some(())
-    })
-    .await;
-    relay.stop().await;
-    let id = database
-        .text("SELECT event_id::text FROM outbox.dispatch")
-        .await;
-    let shown = postrider(&["event", &id], &[("DATABASE_URL", database.url.as_str())]).output();
-    let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
-    assert!(shown.contains("insert it again as a new event"), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
