@@ -65,9 +65,9 @@ drop function if exists outbox.event_uuid(text, text);
 
 -- Returns the MD5 hash of the text in UTF-8, for a database with another encoding. The relay hashes the same
 -- bytes. A text that cannot be converted to UTF-8 is hashed unchanged, so that the statement does not fail.
--- The relay never publishes the row of such a text.
+-- The relay never publishes the row of such a text. A block with EXCEPTION cannot run in a parallel query.
 create or replace function outbox.utf8_md5(text) returns uuid
-language plpgsql immutable parallel safe
+language plpgsql immutable parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -81,10 +81,11 @@ $$;
 comment on function outbox.utf8_md5(text) is 'Part of outbox.event_uuid, for a database that is not UTF-8.';
 
 -- Computes the event_id of a row whose id is not a uuid. `identity` is the identity in outbox.capture.
--- `inserted_xid` is null for a table without that column.
+-- `inserted_xid` is null for a table without that column. Not parallel safe either, because it calls the function
+-- above.
 create or replace function outbox.event_uuid(identity text, id text, inserted_xid xid8 default null)
 returns uuid
-language sql immutable parallel safe
+language sql immutable parallel unsafe
 return case
     when id is null then null
     when pg_catalog.getdatabaseencoding() = 'UTF8' then
@@ -100,6 +101,8 @@ do $$
 begin
     if exists (select from pg_catalog.pg_roles where rolname = 'postrider_relay') then
         grant select, insert, update on outbox.capture to postrider_relay;
+        -- Only needed if somebody has revoked the default right of all roles to call new functions.
+        grant execute on function outbox.event_uuid(text, text, xid8), outbox.utf8_md5(text) to postrider_relay;
     end if;
 end
 $$;

@@ -280,6 +280,9 @@ declare
                             where c.oid = to_regclass('outbox.events'));
 begin
     if owner <> current_user then
+        -- The functions below run with the owner's privileges, and call these.
+        execute format('grant execute on function outbox.days(), outbox.missing_days(), '
+                       'outbox.holds_day(oid, date), outbox.require_days_owner() to %I', owner);
         execute format('alter function outbox.add_day(date) owner to %I', owner);
         execute format('alter function outbox.lock_day(oid, date) owner to %I', owner);
         execute format('alter function outbox.drop_day(oid, date) owner to %I', owner);

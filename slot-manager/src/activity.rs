@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
+use crate::shown_name::shown;
 use crate::slot::get;
 use crate::sql::activity as sql;
 use crate::{SlotError, query};
@@ -175,7 +176,7 @@ pub async fn session_of_a_stranger(
     let session = |row: Row| {
         Ok(StrangersSession {
             pid: get(&row, "pid")?,
-            role: get(&row, "role")?,
+            role: shown(&row, "role")?,
         })
     };
     row.map(session).transpose()
@@ -262,7 +263,7 @@ async fn lock_holder(
     let holder = |row: Row| {
         Ok(LockHolder {
             pid: get(&row, "pid")?,
-            role: get(&row, "role")?,
+            role: shown(&row, "role")?,
         })
     };
     row.await?.map(holder).transpose()

@@ -15,6 +15,7 @@ use serde::Serialize;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
+use crate::shown_name::shown;
 use crate::slot::get;
 use crate::{SlotError, query, sql};
 
@@ -161,7 +162,7 @@ pub async fn inspect(client: &Client) -> Result<Cluster, SlotError> {
         timeline: timeline.cast_unsigned(),
         version_num: version_num.unsigned_abs(),
         in_recovery: get(&row, "in_recovery")?,
-        database: get(&row, "database")?,
+        database: shown(&row, "database")?.unwrap_or_default(),
         database_oid: get(&row, "database_oid")?,
     })
 }

@@ -67,6 +67,7 @@ pub mod publication;
 mod qualified_name;
 mod query;
 pub mod retention;
+mod shown_name;
 mod slot;
 mod slot_name;
 pub mod slots;

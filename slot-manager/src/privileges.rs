@@ -4,18 +4,10 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
 use crate::query::TypedParameter;
+use crate::shown_name::shown;
 use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query, quoted_identifier};
-
-/// Our role, and whether it has the privileges that a command needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnPrivileges {
-    /// Our role.
-    pub role: String,
-    /// Whether the role has all needed privileges.
-    pub are_granted: bool,
-}
 
 /// The privileges that our role needs on a table.
 #[derive(Debug, Clone)]
@@ -64,7 +56,7 @@ pub async fn missing_grants(
     let mut lacking: Vec<(&QualifiedName, Vec<&str>)> = Vec::new();
     let mut role = String::new();
     for ((table, privilege), row) in needed.into_iter().zip(&rows) {
-        role = quoted_identifier(get(row, "role")?);
+        role = quoted_identifier(&shown(row, "role")?.unwrap_or_default());
         if get(row, "lacks_schema")? {
             let schema = quoted_identifier(&table.schema);
             add_once(
@@ -101,19 +93,26 @@ fn add_once(statements: &mut Vec<String>, statement: String) {
     }
 }
 
-/// Returns our role, and whether it may call all `functions`, such as `outbox.add_day(date)`.
-/// Functions that do not exist are ignored.
+/// Returns the GRANT for those of the `functions`, such as `outbox.add_day(date)`, that our role may not call;
+/// `None` if it may call all of them. Functions that do not exist are ignored.
 ///
 /// # Errors
 /// [`SlotError::Database`], also when the role has no right to use the schema of a function.
-pub async fn on_functions(client: &Client, functions: &[&str]) -> Result<OwnPrivileges, SlotError> {
+pub async fn missing_execute(
+    client: &Client,
+    functions: &[&str],
+) -> Result<Option<String>, SlotError> {
     let action = "reading the role's grants";
     let parameters = [(&functions as _, Type::TEXT_ARRAY)];
-    let row = query::single(client, action, sql::MAY_EXECUTE, &parameters).await?;
-    Ok(OwnPrivileges {
-        role: get(&row, "role")?,
-        are_granted: get(&row, "are_granted")?,
-    })
+    let rows = query::all(client, action, sql::MISSING_EXECUTE, &parameters).await?;
+    let Some(first) = rows.first() else {
+        return Ok(None);
+    };
+    let role = quoted_identifier(&shown(first, "role")?.unwrap_or_default());
+    let names = rows.iter().map(|row| get(row, "name"));
+    let names: Vec<&str> = names.collect::<Result<_, _>>()?;
+    let names = names.join(", ");
+    Ok(Some(format!("GRANT EXECUTE ON FUNCTION {names} TO {role}")))
 }
 
 /// The privileges of a role that matter to a relay.

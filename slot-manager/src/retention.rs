@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
+use crate::shown_name::shown;
 use crate::slot::{get, seconds};
 use crate::{SlotError, SlotName, query, sql};
 
@@ -102,11 +103,10 @@ impl WalHolder {
                 _ => WalHolderKind::OtherSlot,
             },
             pid: get(row, "pid")?,
-            name: get(row, "name")?,
-            database: get(row, "database")?,
-            user: get(row, "user_name")?,
-            application_name: get::<Option<String>>(row, "application_name")?
-                .filter(|name| !name.is_empty()),
+            name: shown(row, "name")?,
+            database: shown(row, "database")?,
+            user: shown(row, "user_name")?,
+            application_name: shown(row, "application_name")?.filter(|name| !name.is_empty()),
             age: age.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
         })
     }

@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::PgLsn;
 
 use crate::SlotError;
+use crate::shown_name::shown;
 
 /// A replication slot as the server reported it at one moment.
 ///
@@ -157,7 +158,7 @@ impl Slot {
             slot_name: get(row, "slot_name")?,
             plugin: get(row, "plugin")?,
             slot_type: get(row, "slot_type")?,
-            database: get(row, "database")?,
+            database: shown(row, "database")?,
             in_this_database: get(row, "in_this_database")?,
             temporary: get(row, "temporary")?,
             active: get(row, "active")?,
@@ -191,10 +192,10 @@ impl Holder {
         };
         Ok(Some(Self {
             pid,
-            application_name: get::<Option<String>>(row, "holder_application_name")?
+            application_name: shown(row, "holder_application_name")?
                 .filter(|name| !name.is_empty()),
             client_addr: get(row, "holder_client_addr")?,
-            user: get(row, "holder_user")?,
+            user: shown(row, "holder_user")?,
             since: get(row, "holder_since")?,
             silent: get::<Option<f64>>(row, "holder_silent_seconds")?
                 .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),

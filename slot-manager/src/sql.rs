@@ -21,6 +21,22 @@ use std::time::Duration;
 
 use crate::SlotName;
 
+/// The name of a role, a database or a prepared transaction as text. PostgreSQL stores the bytes that the client
+/// gave in any database of the cluster, and sending them fails if the encoding of our database lacks these bytes.
+/// Every byte can be sent from a UTF-8 or LATIN1 database. From others, bytes that are not ASCII are sent as escapes
+/// such as `\351`.
+macro_rules! shared_name {
+    ($name:literal) => {
+        concat!(
+            "case when pg_catalog.getdatabaseencoding() in ('UTF8', 'LATIN1') then ",
+            $name,
+            "::text else pg_catalog.encode(pg_catalog.decode(pg_catalog.replace(",
+            $name,
+            "::text, E'\\\\', E'\\\\\\\\'), 'escape'), 'escape') end"
+        )
+    };
+}
+
 pub(crate) mod activity;
 pub(crate) mod table;
 
@@ -31,7 +47,7 @@ pub(crate) mod table;
 ///
 /// `holder_silent_seconds` is the time since the polling session of the relay last began or ended a statement.
 /// The statement finds this session by its name, [`supervisor_name`](crate::activity::supervisor_name).
-pub(crate) const SLOTS: &str = "
+pub(crate) const SLOTS: &str = concat!("
 with server as materialized (
     select case
         when pg_catalog.pg_is_in_recovery() then
@@ -42,7 +58,7 @@ with server as materialized (
 select s.slot_name::text,
        s.plugin::text,
        s.slot_type,
-       s.database::text,
+       ", shared_name!("s.database"), " as database,
        coalesce(s.database = pg_catalog.current_database(), false) as in_this_database,
        s.temporary,
        s.active,
@@ -65,7 +81,7 @@ select s.slot_name::text,
        server.lsn as server_lsn,
        a.application_name as holder_application_name,
        pg_catalog.host(a.client_addr) as holder_client_addr,
-       a.usename::text as holder_user,
+       ", shared_name!("a.usename"), " as holder_user,
        pg_catalog.to_char(a.backend_start at time zone 'UTC',
                'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as holder_since,
        p.silent_seconds as holder_silent_seconds
@@ -78,7 +94,7 @@ left join lateral (
     from pg_catalog.pg_stat_activity b
     where b.application_name = 'postrider supervisor ' || s.active_pid and b.usename = a.usename) p on true
 where $1 is null or s.slot_name = $1
-order by s.slot_name";
+order by s.slot_name");
 
 /// Returns two statements for one simple-protocol message, in which they share an implicit transaction.
 /// The first statement sets a timeout for the second one. The timeout ends with the transaction.
@@ -114,8 +130,16 @@ pub(crate) const WAL_LEVEL: &str = "select pg_catalog.current_setting('wal_level
 ///
 /// Lists only transactions with an xid: a new slot waits for them, and an existing slot must be able to decode
 /// them from their start. A transaction whose age our role is not allowed to see is listed with a NULL age.
-pub(crate) const RETENTION: &str = "
-select kind, pid, name, database, user_name, application_name, age_seconds
+pub(crate) const RETENTION: &str = concat!(
+    "
+select kind, pid, ",
+    shared_name!("name"),
+    " as name, ",
+    shared_name!("database"),
+    " as database,
+       ",
+    shared_name!("user_name"),
+    " as user_name, application_name, age_seconds
 from (
     select case
                when a.state in ('idle in transaction', 'idle in transaction (aborted)')
@@ -137,7 +161,8 @@ from (
     where s.slot_name = $1
 ) holders
 where age_seconds is null or age_seconds >= $2
-order by age_seconds desc nulls last, kind, pid, name";
+order by age_seconds desc nulls last, kind, pid, holders.name"
+);
 
 /// Parameters: publication (text), schemas and names of the captured tables (two text[]).
 ///
@@ -240,20 +265,28 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
 pub(crate) const SETTINGS: &str = "
 select name, setting from pg_catalog.pg_settings where name = any ($1)";
 
-/// Returns the attributes of our role, and how many connections, walsenders and slots are in use. The right
+/// Returns the attributes of our roles, and how many connections, walsenders and slots are in use. The right
 /// to replicate is an attribute of the role or, on Amazon RDS, comes with membership in a group role.
+///
+/// The two roles differ after `ALTER ROLE ... SET role`. PostgreSQL checks a replication session and the
+/// limits of connections for the role that logged in, and everything else for the current role.
 pub(crate) const ROLE_AND_USAGE: &str = "
+with replicating as (
+    select r.oid from pg_catalog.pg_roles r
+    where r.rolreplication or r.rolsuper or exists (
+        select from pg_catalog.pg_roles g
+        where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member'))
+)
 select r.rolname::text as role,
-       r.rolreplication or r.rolsuper or exists (
-           select from pg_catalog.pg_roles g
-           where g.rolname = 'rds_replication' and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
-       ) as may_replicate,
+       l.rolname::text as login_role,
+       l.oid in (select oid from replicating) as may_replicate,
+       r.oid in (select oid from replicating) as may_drop_slots,
        pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'usage') as may_read_stats,
-       r.rolsuper as superuser,
-       r.rolconnlimit::bigint as role_limit,
+       l.rolsuper as superuser,
+       l.rolconnlimit::bigint as role_limit,
        d.datconnlimit::bigint as database_limit,
        (select count(*) from pg_catalog.pg_stat_activity a
-        where a.usesysid = r.oid and a.pid <> pg_catalog.pg_backend_pid()) as role_connections,
+        where a.usesysid = l.oid and a.pid <> pg_catalog.pg_backend_pid()) as role_connections,
        (select count(*) from pg_catalog.pg_stat_activity a
         where a.datid = d.oid and a.usesysid is not null
           and a.pid <> pg_catalog.pg_backend_pid()) as database_connections,
@@ -263,6 +296,7 @@ select r.rolname::text as role,
        (select count(*) from pg_catalog.pg_stat_replication) as wal_senders,
        (select count(*) from pg_catalog.pg_replication_slots) as slots
 from pg_catalog.pg_roles r
+join pg_catalog.pg_roles l on l.rolname = session_user
 join pg_catalog.pg_database d on d.datname = pg_catalog.current_database()
 where r.rolname = current_user";
 

@@ -6,6 +6,7 @@ use decoder::{Oid, OwnedColumn};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
+use crate::shown_name::shown;
 use crate::slot::get;
 use crate::sql::table as sql;
 use crate::{QualifiedName, SlotError, query, quoted_identifier};
@@ -224,7 +225,7 @@ impl FormerPartition {
     fn from_row(row: &Row) -> Result<Self, SlotError> {
         let (schema, name): (String, String) = (get(row, "schema_name")?, get(row, "name")?);
         let name = QualifiedName { schema, name };
-        let role: String = get(row, "role")?;
+        let role = shown(row, "role")?.unwrap_or_default();
         let role = quoted_identifier(&role);
         let mut needs = Vec::new();
         if !get::<bool>(row, "may_use_schema")? {

@@ -28,6 +28,9 @@ use crate::traces::Destination;
 /// error's code comes before the text and does not count.
 const REASON_CHARS: usize = 500;
 
+/// What to do about an event in quarantine that can be released.
+const RELEASE: &str = "fix the cause and release the event, or discard it";
+
 /// The hint of an error under `on_bad_event = halt`.
 const HALTED: &str = "neither it nor any later event is confirmed. Fix the cause and restart the \
     relay, or set on_bad_event = quarantine_key to set the event aside and continue";
@@ -45,6 +48,9 @@ impl Delivery {
         let source_id = source_id.map(|id| ("source_id".to_owned(), id));
         let origin = EventRef::new(error.at, known.event_id);
         let why = error.without_id();
+        // The relay cannot find the row of an event without a readable id, so nobody can release the event. The
+        // error's own hint says what to do instead.
+        let is_releasable = error.event_id.is_some();
         let error = Error::from(MapError::Event(error));
         if self.outcomes.quarantine.keys.policy() == OnBadEvent::Halt {
             return Err(error);
@@ -56,7 +62,12 @@ impl Delivery {
             ordering_key: known.ordering_key,
         };
         let reason = reason(error.code(), &why);
-        self.outcomes.block(&group, &origin, &error)?;
+        let remedy = if is_releasable {
+            RELEASE
+        } else {
+            error.hint_text()
+        };
+        self.outcomes.block(&group, &origin, &error, remedy)?;
         let message = PubsubMessage {
             data: payload,
             attributes: source_id.into_iter().collect(),
@@ -111,7 +122,7 @@ impl Delivery {
             topic: key.topic.clone(),
             ordering_key: key.ordering_key.clone(),
         };
-        self.outcomes.block(&group, &origin, &error)?;
+        self.outcomes.block(&group, &origin, &error, RELEASE)?;
         self.outcomes.flow.give_back_messages(1, message.len());
         let behind = if self.outcomes.quarantine.keys.blocks(&group) {
             self.lanes.close(key)
@@ -140,8 +151,15 @@ impl Delivery {
 }
 
 impl EventOutcomes {
-    /// Registers a bad event and logs the error. Blocks the event's key if `on_bad_event` says so.
-    pub(super) fn block(&mut self, group: &Group, origin: &EventRef, error: &Error) -> Result<()> {
+    /// Registers a bad event and logs the error and its `remedy`. Blocks the event's key if `on_bad_event` says
+    /// so.
+    pub(super) fn block(
+        &mut self,
+        group: &Group,
+        origin: &EventRef,
+        error: &Error,
+        remedy: &str,
+    ) -> Result<()> {
         let newly = match origin.standing {
             Standing::New => self.quarantine.set_aside(group, origin)?,
             // A released event was counted when it was first set aside, so do not count it again. But block
@@ -160,8 +178,7 @@ impl EventOutcomes {
                 key_blocked = newly,
                 blocked_keys = self.quarantine.keys.count(),
                 since_last = more,
-                hint = "run `postrider quarantine list`; fix the cause and release the event, or \
-                        discard it",
+                hint = format!("run `postrider quarantine list`; {remedy}"),
                 "set aside in quarantine: {error}"
             );
         }

@@ -1,5 +1,7 @@
 //! Converts errors of PostgreSQL into errors for the operator, by SQLSTATE and never by text.
 
+use std::error::Error as _;
+
 use tokio_postgres::error::{Error as PgError, SqlState};
 
 use super::{Code, Error};
@@ -14,6 +16,10 @@ const TEMP_FILES: &str = "raise temp_file_limit for the relay's role, as a super
 const OTHER_ENCODING: &str = "a character has no equivalent in UTF-8 or in the encoding of the database (`SHOW \
     server_encoding`): if it is in an argument of the command, no row contains it, so search for something else; \
     otherwise correct the row";
+
+/// The hint for an answer that the client cannot use.
+const UNUSABLE_ANSWER: &str = "`postrider check` looks for changed objects; if it finds none, this is a bug in \
+    Postrider: please report it with the relay's log";
 
 /// Returns the code for a failure that the server reported with `sqlstate`.
 ///
@@ -128,12 +134,33 @@ impl From<PgError> for Error {
             )
             .caused_by(error);
         }
+        if is_unusable_answer(&error) {
+            return Error::new(
+                Code::PostgresStatement,
+                "PostgreSQL's answer cannot be used",
+            )
+            .hint(UNUSABLE_ANSWER)
+            .caused_by(error);
+        }
         Error::new(
             Code::PostgresConnectionLost,
             "the connection to PostgreSQL failed",
         )
         .caused_by(error)
     }
+}
+
+/// Whether the connection works, but the client cannot use the answer, for example because a value has another
+/// type than expected. A new connection would give the same answer.
+fn is_unusable_answer(error: &PgError) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<std::io::Error>() {
+            return false;
+        }
+        cause = error.source();
+    }
+    error.source().is_some()
 }
 
 #[cfg(test)]
@@ -179,6 +206,18 @@ mod tests {
             );
             assert_eq!(code.disposition(), Disposition::Retry, "{code}");
         }
+    }
+
+    #[tokio::test]
+    async fn only_errors_of_the_connection_promise_a_new_connection() {
+        let refused = "port=x".parse::<tokio_postgres::Config>().unwrap_err();
+        assert_eq!(Error::from(refused).code(), Code::PostgresStatement);
+        let (stream, other_end) = tokio::io::duplex(64);
+        drop(other_end);
+        let config = tokio_postgres::Config::new();
+        let connected = config.connect_raw(stream, tokio_postgres::NoTls).await;
+        let lost = Error::from(connected.err().unwrap());
+        assert_eq!(lost.code(), Code::PostgresConnectionLost, "{lost:?}");
     }
 
     #[test]

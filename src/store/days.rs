@@ -25,6 +25,9 @@ pub(crate) const FUNCTIONS: [&str; 3] = [
 const MISSING: &str = "\
     select to_char(m.day, 'YYYY-MM-DD') from outbox.missing_days() m (day) order by m.day";
 
+/// The functions that only read, with the privileges of their caller.
+pub(super) const READERS: [&str; 2] = ["outbox.days()", "outbox.missing_days()"];
+
 /// A day that has its own partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DayPartition {

@@ -9,12 +9,17 @@ use slot_manager::privileges::{self, TableNeed};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Sql, Target, connect};
+use crate::store::days;
 
 /// Time limit for the search. Short, because a hint is not worth a long wait.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The function that computes event ids.
-const EVENT_UUID: &str = "outbox.event_uuid(text, text, xid8)";
+/// The functions that compute event ids. PostgreSQL checks the right to call the second one even in a UTF-8
+/// database, where the first one does not call it.
+const EVENT_IDS: [&str; 2] = [
+    "outbox.event_uuid(text, text, xid8)",
+    "outbox.utf8_md5(text)",
+];
 
 const NOTHING: &[&str] = &[];
 const READ: &[&str] = &["SELECT"];
@@ -47,6 +52,15 @@ impl Purpose {
             Self::Prune => DELETE,
             _ => READ,
         }
+    }
+
+    /// Returns the functions that our role must be allowed to call.
+    fn functions(self) -> Vec<&'static str> {
+        let days: &[&str] = match self {
+            Self::Prune => &days::READERS,
+            _ => &[],
+        };
+        [&EVENT_IDS, days].concat()
     }
 
     /// Returns the needed privileges on our own tables.
@@ -93,11 +107,7 @@ pub(crate) async fn missing_grants(
     if grants.iter().any(|grant| grant.starts_with("GRANT USAGE")) {
         return Ok(grants);
     }
-    let own = privileges::on_functions(sql, &[EVENT_UUID]).await?;
-    if !own.are_granted {
-        let role = slot_manager::quoted_identifier(&own.role);
-        grants.push(format!("GRANT EXECUTE ON FUNCTION {EVENT_UUID} TO {role}"));
-    }
+    grants.extend(privileges::missing_execute(sql, &purpose.functions()).await?);
     Ok(grants)
 }
 

@@ -268,12 +268,9 @@ async fn check_names_the_rights_that_a_role_lacks() {
     let role = format!("{}_poor", database.name);
     database.execute(&format!("create role {role} login")).await;
     let (_emulator, host) = emulator().await;
-    let ran = check(
-        &database,
-        &host,
-        &[("DATABASE_URL", &database.url_as(&role))],
-    )
-    .await;
+    let as_role = [("DATABASE_URL", database.url_as(&role))];
+    let as_role = as_role.each_ref().map(|(name, url)| (*name, url.as_str()));
+    let ran = check(&database, &host, &as_role).await;
     ran.assert_status(2);
     assert_contains(
         &ran.finding("replication-right")["remedy"].to_string(),
@@ -282,6 +279,18 @@ async fn check_names_the_rights_that_a_role_lacks() {
     assert_contains(
         &ran.finding("privilege-missing")["remedy"].to_string(),
         "grant",
+    );
+    let sql = format!(
+        "grant postrider_relay to {role}; \
+         revoke execute on all functions in schema outbox from public, postrider_relay"
+    );
+    database.execute(&sql).await;
+    let ran = check(&database, &host, &as_role).await;
+    let functions = "GRANT EXECUTE ON FUNCTION outbox.event_uuid(text, text, xid8), \
+                     outbox.utf8_md5(text) TO";
+    assert_contains(
+        &ran.finding("privilege-missing")["remedy"].to_string(),
+        functions,
     );
 }
 

@@ -23,6 +23,10 @@ async fn the_whole_relay_runs_with_the_rights_of_its_role() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let url = login_role(&database).await;
+    // Some organisations let nobody call a new function by default.
+    database
+        .execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC")
+        .await;
     let host = emulator.addr().to_string();
     let run = || Relay::start_with(&database, &host, &[("DATABASE_URL", url.as_str())]);
     let relay = run();
@@ -33,6 +37,10 @@ async fn the_whole_relay_runs_with_the_rights_of_its_role() {
     let relay = run();
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
+    relay.stop().await;
+    database.drop_slot().await;
+    let relay = run();
+    relay.wait_for_log("recovered").await;
     relay.stop().await;
     let report = harness::check(&database, &emulator).await;
     assert!(report.is_clean(), "{report}");

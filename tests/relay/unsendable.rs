@@ -2,6 +2,8 @@
 //! UTF-8, rows with values larger than any message, and rows from before a column was altered. The relay
 //! recovers automatically and reads such rows from the table.
 
+mod unreadable_id;
+
 use pubsub_emulator::{Action, Fault, RunningEmulator};
 use scratch_postgres::ScratchPostgres;
 use tonic::Code;

@@ -6,6 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::Expectation;
+use crate::shown_name::shown;
 use crate::slot::get;
 use crate::{Cluster, QualifiedName, Slot, SlotError, slots, sql};
 
@@ -34,8 +35,14 @@ const PID_READS: usize = 3;
 pub(super) struct Facts {
     pub(super) cluster: Cluster,
     pub(super) settings: ServerSettings,
+    /// The role whose privileges our statements have.
     pub(super) role: String,
+    /// The role that logged in. Differs from `role` after `ALTER ROLE ... SET role`.
+    pub(super) login_role: String,
+    /// Whether the role that logged in may replicate.
     pub(super) may_replicate: bool,
+    /// Whether `role` may drop a slot with a statement.
+    pub(super) may_drop_slots: bool,
     pub(super) may_read_stats: bool,
     pub(super) connections: ConnectionLimits,
     /// Whether a session reads from the slot. The checks assume that this session is the relay's
@@ -53,7 +60,8 @@ pub(super) struct Facts {
 /// reads these facts. A negative limit means no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionLimits {
-    /// Whether the role is a superuser. The limits of the role and the database do not apply to superusers.
+    /// Whether the role that logged in is a superuser. The limits of the role and the database do not apply to
+    /// superusers.
     pub(super) is_superuser: bool,
     pub(super) role_limit: i64,
     pub(super) of_role: i64,
@@ -104,8 +112,10 @@ impl Facts {
             is_read: slots.iter().find(is_ours).is_some_and(|slot| slot.active),
             cluster,
             settings: ServerSettings::read(client).await?,
-            role: get(row, "role")?,
+            role: shown(row, "role")?.unwrap_or_default(),
+            login_role: shown(row, "login_role")?.unwrap_or_default(),
             may_replicate: get(row, "may_replicate")?,
+            may_drop_slots: get(row, "may_drop_slots")?,
             may_read_stats: get(row, "may_read_stats")?,
             wal_senders: get(row, "wal_senders")?,
             slot_count: get(row, "slots")?,

@@ -78,18 +78,24 @@ fn wal_level(facts: &Facts) -> Finding {
 }
 
 fn replication_right(facts: &Facts) -> Finding {
-    let role = &facts.role;
-    if facts.may_replicate {
-        return Finding::ok("replication-right", format!("role {role} may replicate"));
+    let code = "replication-right";
+    let remedy = |role: &str| {
+        let role = quoted_identifier(role);
+        format!("alter role {role} with replication (Amazon RDS: grant rds_replication to {role})")
+    };
+    let (login, role) = (&facts.login_role, &facts.role);
+    if !facts.may_replicate {
+        let what = format!("role {login} may not replicate");
+        return Finding::error(code, what, remedy(login));
     }
-    let quoted = quoted_identifier(role);
-    Finding::error(
-        "replication-right",
-        format!("role {role} may not replicate"),
-        format!(
-            "alter role {quoted} with replication (Amazon RDS: grant rds_replication to {quoted})"
-        ),
-    )
+    if !facts.may_drop_slots {
+        let what = format!(
+            "role {login} may replicate, but works as role {role} (`ALTER ROLE ... SET role`), which may not \
+             drop a slot: after the loss of its slot the relay could not create a new one"
+        );
+        return Finding::warning(code, what, remedy(role));
+    }
+    Finding::ok(code, format!("role {login} may replicate"))
 }
 
 /// Checks whether the relay has the privileges of `pg_read_all_stats`. Without them it cannot see which of its
@@ -148,7 +154,7 @@ fn replication_slots(facts: &Facts) -> Finding {
 
 fn role_limit(facts: &Facts) -> Finding {
     let connections = facts.connections;
-    let role = &facts.role;
+    let role = &facts.login_role;
     let limit = if connections.is_superuser {
         -1
     } else {

@@ -51,13 +51,17 @@ from (select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activi
       offset 0) ended";
 
 /// Parameters: application name (text), quoted table name (text).
-pub(crate) const SESSION_OF_A_STRANGER: &str = "
-select pid, usename::text as role from pg_catalog.pg_stat_activity
+pub(crate) const SESSION_OF_A_STRANGER: &str = concat!(
+    "
+select pid, ",
+    shared_name!("usename"),
+    " as role from pg_catalog.pg_stat_activity
 where application_name = left($1, 63) and datname = pg_catalog.current_database()
   and usename is distinct from session_user
   and not coalesce(
       pg_catalog.has_table_privilege(usesysid, pg_catalog.to_regclass($2), 'update'), false)
-limit 1";
+limit 1"
+);
 
 /// Parameters: key (int8). Returns whether this session has the lock now.
 pub(crate) const TRY_ADVISORY_LOCK: &str = "select pg_try_advisory_lock($1)";
@@ -66,30 +70,38 @@ pub(crate) const TRY_ADVISORY_LOCK: &str = "select pg_try_advisory_lock($1)";
 pub(crate) const ADVISORY_UNLOCK: &str = "select pg_advisory_unlock($1)";
 
 /// Parameters: key of an advisory lock (int8).
-pub(crate) const ADVISORY_LOCK_HOLDER: &str = "
-select l.pid, a.usename::text as role
+pub(crate) const ADVISORY_LOCK_HOLDER: &str = concat!(
+    "
+select l.pid, ",
+    shared_name!("a.usename"),
+    " as role
 from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1
   and l.database = (select d.oid from pg_catalog.pg_database d
                     where d.datname = pg_catalog.current_database())
   and l.classid = (($1 >> 32) & 4294967295)::oid and l.objid = ($1 & 4294967295)::oid
-limit 1";
+limit 1"
+);
 
 /// Parameters: quoted table name (text).
-pub(crate) const TABLE_LOCK_HOLDER: &str = "
+pub(crate) const TABLE_LOCK_HOLDER: &str = concat!(
+    "
 with recursive tree (oid) as (
     select pg_catalog.to_regclass($1)::oid
     union all
     select i.inhrelid from tree join pg_catalog.pg_inherits i on i.inhparent = tree.oid
 )
-select l.pid, a.usename::text as role
+select l.pid, ",
+    shared_name!("a.usename"),
+    " as role
 from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where l.granted and l.pid is distinct from pg_catalog.pg_backend_pid()
   and l.database = (select d.oid from pg_catalog.pg_database d
                     where d.datname = pg_catalog.current_database())
   and l.relation in (select oid from tree)
 order by a.xact_start
-limit 1";
+limit 1"
+);
 
 /// Parameters: server process (int4). Returns one row while the process waits for a synchronous standby
 /// server.
@@ -103,7 +115,7 @@ from pg_catalog.pg_stat_activity where pid = $1 and wait_event = 'SyncRep'";
 /// `pg_blocking_pids` shows every prepared transaction as process 0. So the second half of `blockers` looks
 /// for holders of the same lock that have no process: these are prepared transactions. A prepared transaction
 /// also holds the lock on its own xid, which identifies the transaction in `pg_prepared_xacts`.
-pub(crate) const LOCK_WAIT: &str = "
+pub(crate) const LOCK_WAIT: &str = concat!("
 with waiting as materialized (
     select l.*, extract(epoch from pg_catalog.clock_timestamp() - l.waitstart)::float8 as waited_seconds
     from pg_catalog.pg_locks l where l.pid = $1 and not l.granted limit 1
@@ -129,9 +141,11 @@ with waiting as materialized (
          and x.virtualtransaction = h.virtualtransaction
     join pg_catalog.pg_prepared_xacts p on p.transaction = x.transactionid
 )
-select w.waited_seconds, w.relation::regclass::text as relation, b.*
+select w.waited_seconds, w.relation::regclass::text as relation, b.kind, b.pid,
+       ", shared_name!("b.name"), " as name, ", shared_name!("b.database"), " as database, ", shared_name!("b.user_name"), " as user_name,
+       b.application_name, b.age_seconds
 from waiting w left join blockers b on true
-order by b.age_seconds desc nulls last, b.pid";
+order by b.age_seconds desc nulls last, b.pid");
 
 /// Parameters: pid of a walsender (int4). Returns one row for each slot in `synchronized_standby_slots` that has
 /// not received all WAL, or one row without a slot if all have. Returns no row if there is no such walsender. The

@@ -95,12 +95,13 @@ left join pg_catalog.pg_class c
        on c.relnamespace = n.oid and c.relname = w.table_name and c.relkind in ('r', 'p')
 order by w.place";
 
-/// Parameters: functions with the types of their arguments (text[]). Ignores functions that do not
-/// exist.
-pub(crate) const MAY_EXECUTE: &str = "
-select current_user::text as role, coalesce(pg_catalog.bool_and(
-    pg_catalog.has_function_privilege(pg_catalog.to_regprocedure(name)::oid, 'execute')), true) as are_granted
-from pg_catalog.unnest($1) name";
+/// Parameters: functions with the types of their arguments (text[]). Returns those that our role may not call.
+/// Ignores functions that do not exist.
+pub(crate) const MISSING_EXECUTE: &str = "
+select current_user::text as role, f.name
+from pg_catalog.unnest($1) with ordinality f (name, place)
+where not pg_catalog.has_function_privilege(pg_catalog.to_regprocedure(f.name)::oid, 'execute')
+order by f.place";
 
 /// Parameters: role (text). The right to replicate is an attribute of the role or, on Amazon RDS,
 /// comes with membership in a group role.

@@ -149,6 +149,23 @@ async fn the_remedies_for_a_role_without_rights_grant_everything_it_needs() {
     let found = findings(&relay, &database).await;
     assert_eq!(errors(&found), [""; 0], "{found:#?}");
     with_code(&found, "statistics-right");
+
+    // `ALTER ROLE ... SET role` changes the role of the statements, but not the role of a replication session.
+    let roles = format!(
+        r#"create role "{database} login" login replication in role "{database} relay";
+           alter role "{database} login" set role = "{database} relay";
+           alter role "{database} relay" with noreplication"#
+    );
+    run(&client, &roles).await;
+    let url = shared_server().url(&database);
+    let url = url.replace("postgres@", &format!("{database}%20login@"));
+    let relay = connect(&url).await;
+    let found = findings(&relay, &database).await;
+    assert_eq!(errors(&found), [""; 0], "{found:#?}");
+    let right = with_code(&found, "replication-right");
+    assert_eq!(right.severity, Severity::Warning, "{right:?}");
+    let limit = &with_code(&found, "role-connection-limit").what;
+    assert!(limit.contains(&format!("role {database} login")), "{limit}");
 }
 
 #[tokio::test]

@@ -8,7 +8,11 @@ use slot_manager::slots::{self, CreateOptions};
 
 use tokio_postgres::Client;
 
-use crate::support::{PATIENCE, builder, run, slot_name, superuser};
+use slot_manager::activity;
+
+use crate::support::{
+    PATIENCE, builder, connect, eventually, new_database, run, shared_server, slot_name, superuser,
+};
 
 async fn pid(client: &Client) -> i32 {
     let row = client.query_one("select pg_backend_pid()", &[]).await;
@@ -121,4 +125,70 @@ async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_tha
     run(&client, command).await;
     let left = holders(&client, &ours, Duration::ZERO).await;
     assert!(!left.iter().any(|h| is_other(&h)), "{left:?}");
+}
+
+/// PostgreSQL converts no name that belongs to the whole cluster. So names that were given in a LATIN1 database
+/// are not UTF-8 in other databases.
+#[tokio::test]
+async fn names_of_another_encoding_are_shown() {
+    let (name, client) = new_database().await;
+    let slot = slot_name(&name);
+    slots::create(&client, &slot, CreateOptions::default(), PATIENCE)
+        .await
+        .expect("create");
+    drop(client);
+    let viewer = superuser(shared_server()).await;
+    let (latin, ascii) = (format!("latin_{name}"), format!("ascii_{name}"));
+    for (database, encoding) in [(&latin, "LATIN1"), (&ascii, "SQL_ASCII")] {
+        let create = format!(
+            "create database {database} encoding '{encoding}' lc_collate 'C' lc_ctype 'C' \
+             template template0"
+        );
+        run(&viewer, &create).await;
+    }
+    run(&viewer, &format!("create role {name} superuser login")).await;
+    let url = shared_server().url("postgres");
+    let holder = connect(&url.replace("postgres@", &format!("{name}@"))).await;
+    let lock = "begin; select pg_current_xact_id(), pg_advisory_lock(-8)";
+    run(&holder, lock).await;
+    let renames = connect(&shared_server().url(&latin)).await;
+    run(
+        &renames,
+        &format!("alter role {name} rename to \"{name}é\""),
+    )
+    .await;
+    // The session that created the slot may still be connected.
+    let rename = format!("alter database {name} rename to \"{name}é\"");
+    eventually("the database is renamed", async || {
+        renames.batch_execute(&rename).await.ok()
+    })
+    .await;
+
+    let waits = superuser(shared_server()).await;
+    let (process, waiting) = (pid(&holder).await, pid(&waits).await);
+    let wait = tokio::spawn(async move {
+        let _ = waits.batch_execute("select pg_advisory_lock(-8)").await;
+    });
+    let ascii = connect(&shared_server().url(&ascii)).await;
+    for (viewer, e_acute) in [(&viewer, "\u{fffd}"), (&ascii, "\\351")] {
+        let shown = Some(format!("{name}{e_acute}"));
+        let found = slots::find(viewer, &slot).await.expect("find");
+        assert_eq!(found.expect("a slot").database, shown);
+        let holders = holders(viewer, &slot, Duration::ZERO).await;
+        let held = holders.iter().find(|held| held.pid == Some(process));
+        assert_eq!(held.expect("listed").user, shown);
+        let lock_wait = eventually("the session waits", async || {
+            let found = retention::lock_wait(viewer, waiting).await;
+            found.expect("look")
+        })
+        .await;
+        assert_eq!(lock_wait.blockers[0].user, shown);
+    }
+    let locked = activity::advisory_lock_holder(&viewer, -8).await;
+    let shown = Some(format!("{name}\u{fffd}"));
+    assert_eq!(locked.expect("look").expect("a holder").role, shown);
+    drop(holder);
+    wait.await.expect("the lock is free");
+    let drop = format!("select pg_drop_replication_slot('{slot}')");
+    run(&viewer, &drop).await;
 }

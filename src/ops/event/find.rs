@@ -29,6 +29,11 @@ const WAIT: Duration = Duration::from_secs(2);
 const RECOVERING: &str = "A recovery is due or running: if the stream has missed the row, the relay publishes it after \
     the recovery, which may wait for failing topics";
 
+/// The meaning of a row without a record that neither the stream nor an audit reads.
+const BELOW_FLOOR: &str = "the slot has passed it, and it has no record. The relay looks for such rows only from the \
+    `floor` of their table on (outbox.capture), and the transaction of this row is older. So the relay does not publish \
+    it. To publish it, insert it again as a new event";
+
 /// Returns all events with this id. There can be several, because the same number may be an id in
 /// several tables.
 ///
@@ -204,7 +209,9 @@ async fn unrecorded(
     Ok(EventReport {
         event_id: row.event_id.to_string(),
         source_id: table.reader.source_prefix().map(|_| row.name),
-        meaning: if state.waits() && is_recovering {
+        meaning: if state == EventState::Missing && is_below_floor {
+            BELOW_FLOOR.to_owned()
+        } else if state.waits() && is_recovering {
             format!("{}. {RECOVERING}", state.meaning(None, None, true))
         } else {
             state.meaning(None, None, true)

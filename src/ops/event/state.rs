@@ -117,6 +117,11 @@ impl EventState {
             Self::PublishedWithoutRecord => "no record is kept of published events with dispatch = \
                 exceptions: the slot has passed this one, so it was published"
                 .to_owned(),
+            Self::Quarantined if !has_row => format!(
+                "in quarantine since {at}, and its row is not found in the table: it was deleted, or its id \
+                 could not be read. Without the row it cannot be published: insert it again as a new event, if its \
+                 consumers need it, and `postrider quarantine discard` this one"
+            ),
             Self::Quarantined => format!(
                 "in quarantine since {at}, so it is not published: correct the cause, then \
                  `postrider quarantine release`, or `discard` it"

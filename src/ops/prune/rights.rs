@@ -24,14 +24,7 @@ pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
     if !days::exist(sql).await.unwrap_or(false) {
         return Ok(None);
     }
-    let own = privileges::on_functions(sql, &days::FUNCTIONS).await?;
-    Ok((!own.are_granted).then(|| {
-        format!(
-            "GRANT EXECUTE ON FUNCTION {} TO {}",
-            days::FUNCTIONS.join(", "),
-            slot_manager::quoted_identifier(&own.role)
-        )
-    }))
+    Ok(privileges::missing_execute(sql, &days::FUNCTIONS).await?)
 }
 
 /// Checks that our role may read the tables and, unless this is a dry run, delete their rows.
