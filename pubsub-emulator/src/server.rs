@@ -153,7 +153,7 @@ async fn serve(
     .accept_compressed(CompressionEncoding::Gzip)
     .max_decoding_message_size(MAX_FRAME_BYTES);
     let stopped = async {
-        // The server also stops after an error, which means that nobody can send this signal any more.
+        // An error means that the sender is gone, so the signal can never come. The server stops in this case too.
         let _ = stopped.await;
     };
     let iam = IAMPolicyServer::new(IamPolicyService {

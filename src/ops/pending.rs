@@ -59,7 +59,7 @@ pub(crate) struct EventAge {
 }
 
 impl EventAge {
-    /// The age of an event that was committed `age` ago.
+    /// An age that is counted from the commit of the event.
     pub(crate) fn by_commit(age: Duration) -> Self {
         let by = AgeClock::Commit;
         Self { age, by }

@@ -242,8 +242,8 @@ impl Recovery {
     }
 
     /// Waits until the kept slot has confirmed the position `end`. After `end`, the stream contains no row that the
-    /// recovery has read from the tables. If the recovery ended before and the relay crashed, the next session
-    /// would publish some rows of a key again from the stream, but not the rows between them that the stream has
+    /// recovery has read from the tables. If the recovery did not wait and the relay then crashed, the next session
+    /// would publish some rows of a key again from the stream, without the rows between them that the stream has
     /// left out.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);

@@ -29,7 +29,7 @@ use crate::settings::Settings;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A stream whose events are confirmed without being delivered.
+/// Reads, maps and confirms the events of a slot. Publishing them is up to the caller. Only for measurements.
 #[derive(Debug)]
 pub struct MappedStream {
     source: Source,

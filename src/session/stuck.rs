@@ -5,8 +5,8 @@
 //! - On PostgreSQL 14 to 17: a row that was inserted while the publication did not exist.
 //! - A row that PostgreSQL cannot decode or send, because bytes have no equivalent in UTF-8 or a value is
 //!   larger than a message of the protocol.
-//! - A row that was inserted before a column was renamed, dropped or retyped, if the settings no longer fit that row,
-//!   or while the publication left out a column.
+//! - A row that was inserted before a column was renamed, dropped or retyped, if the settings no longer fit that row.
+//! - A row that was inserted while the publication left out a column that the relay uses.
 //!
 //! Another session on the same slot would end at the same position, so only a new slot helps. A recovery
 //! (`recovery`) then publishes the unresolved rows from the tables, and sets only the bad row aside. This

@@ -106,7 +106,7 @@ impl Stage<'_> {
         self.streams().await?;
         let client = self.database.connect().await?;
         let (id, text) = (undecodable_id(number), self.encoding.undecodable());
-        // The bytes are in a text column or in a JSON value.
+        // Put the bytes that have no form in UTF-8 into a text column or into a JSON value.
         let (event_type, payload) = if self.random.per_mille(500) {
             (text, "'Bad'")
         } else {

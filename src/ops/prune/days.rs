@@ -279,8 +279,8 @@ impl DayJudge<'_> {
     }
 }
 
-/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of its
-/// events. This can happen after the verdict on the event's row, because the rows are judged page by page.
+/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of its events since
+/// the rows were examined, which happens page by page and before the lock.
 async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<bool, PgError> {
     let mut attempt = 1;
     loop {

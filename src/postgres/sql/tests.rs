@@ -66,8 +66,8 @@ async fn copy(sql: &Sql, statement: &str, rows: &'static [u8]) -> Result<u64> {
     Ok(copying.as_mut().finish().await?)
 }
 
-/// Where a COPY fails decides with which messages the server answers it, so this test lets it fail in several
-/// places.
+/// The messages that the server sends after a failed COPY depend on where the COPY failed, so this test makes it fail
+/// in several places.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_may_be_idle_after_copies_and_errors_of_every_kind() {
     let (sql, _proxy) = session().await;

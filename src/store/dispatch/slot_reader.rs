@@ -54,8 +54,8 @@ impl SlotReader {
     }
 
     /// Checks that the writer is connected to the server on which the session began. A promoted standby
-    /// server may lack the latest records of its primary. If the writer recorded later events on the promoted
-    /// server, the next session would publish only the events without a record again, out of order.
+    /// server may lack the latest records of its primary. If the writer recorded later events there, the next session
+    /// would repeat the events whose records are missing, but not the later ones, and so change their order.
     ///
     /// # Errors
     /// `postgres-stopping` if this is not the session's server; database errors.

@@ -151,8 +151,8 @@ async fn a_moved_row_with_a_record_stops_no_other_key_while_a_recovery_waits() {
     assert_stored_once(&world, relay).await;
 }
 
-/// A row without a record is moved several times, twice of them in one transaction, while the first request
-/// for the moved row is in flight.
+/// A row without a record is moved. While the request for it is in flight, the row is moved several more times, two of
+/// them in one transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_a_record_that_moves_several_times_is_published_again_only_once() {
     const ROW: &str = "aggregateid = 'before-1' AND payload->>'n' = '1'";
