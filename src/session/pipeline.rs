@@ -353,7 +353,8 @@ impl Pipeline {
     /// the table, and so decides its rows' event ids.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
-        claim::refuse_current(self.source.target(), described).await
+        claim::refuse_current(self.source.target(), described).await?;
+        self.refuse_incomplete(relation).await
     }
 
     /// Waits for the requests in flight, records their outcomes, and confirms the position that they allow. Starts

@@ -105,7 +105,9 @@ pub(super) async fn mark_for_recovery(
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 let stuck = || session_end_before_retry(&ended, what);
-                (marked, wrong_publication.unwrap_or_else(stuck))
+                // If another relay has taken the slot, this relay waits as a standby.
+                let is_known = marked || is_of_columns(&ended);
+                (is_known, wrong_publication.unwrap_or_else(stuck))
             }
         };
         Ok(ours.then_some(error))

@@ -59,6 +59,9 @@ impl Streamed {
         relation: &OwnedRelation,
         now: &[PresentColumn],
     ) -> Result<()> {
+        if !self.may_be_incomplete(relation) {
+            return Ok(());
+        }
         let optional = self.settings.optional_columns();
         let is_lacking = |column: &PresentColumn| {
             optional.contains(&column.name) && !has(relation, &column.name)
