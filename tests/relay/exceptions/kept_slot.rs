@@ -98,6 +98,13 @@ async fn changed_while_down(change: &[&str], removal: &str, more: &[(&str, &str)
     let relay = start_with(&database, &emulator, more);
     inserted.arrive_in_order(&database, &emulator, &relay).await;
     assert_kept(&relay);
+    // A session that ends before its first audit may leave the change to the next session.
+    let audited =
+        "SELECT count(*) FROM outbox.relay WHERE audited_at > since AND recovering IS NULL";
+    eventually("an audit after the recovery", || async {
+        (database.number(audited).await == 1).then_some(())
+    })
+    .await;
     // Check that a later session streams without a recovery, and publishes no event again.
     let before = emulator.journal().counts().stored_messages;
     relay.stop().await;
