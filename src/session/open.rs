@@ -332,9 +332,11 @@ impl SessionRunner {
         let quarantine = parts::quarantine(&sql, settings.on_bad_event, gone).await?;
         let mode = RelayMode {
             records: records.without_earlier(),
-            publication: parts::as_captured(&ready.captured, &database.publication),
+            publication: database.publication.fingerprint(),
         };
-        relay_row::take(&sql, self.served(&cluster), confirmed, ready.audit, mode).await?;
+        let captured = parts::as_captured(&ready.captured, &database.publication);
+        let served = self.served(&cluster);
+        relay_row::take(&sql, served, confirmed, ready.audit, mode, captured).await?;
         let intake = Intake::new(
             parts::streamed(settings, &ready.captured, &ready.publication),
             settings.project()?.into(),

@@ -42,7 +42,7 @@ const SELECT: &str = "\
 /// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
 /// the auditor compares all rows.
 ///
-/// If `$6` is false and another publication is recorded, the statement replaces it by `'wrong'`, before the
+/// If `$6` is false and another publication than `$8` is recorded, the statement replaces it by `'wrong'`, before the
 /// session confirms anything. Otherwise rows could be lost: this session might not receive some rows, and stop
 /// before its first audit. A later session with the earlier settings would find its own publication recorded,
 /// and would not look for these rows.
@@ -52,7 +52,7 @@ const SELECT: &str = "\
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
-    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $8::text, \
+    VALUES ($1::text, $2::text, $3::int, $4::pg_lsn, $5::text, $7::text, $10::text, \
         $9::oid) \
     ON CONFLICT (slot) DO UPDATE SET system_identifier = excluded.system_identifier, \
         timeline = excluded.timeline, database_oid = excluded.database_oid, \
@@ -62,8 +62,7 @@ const TAKE: &str = "\
         pruned_at = NULL, dispatch = CASE WHEN excluded.dispatch = 'exceptions' THEN excluded.dispatch \
             ELSE relay.dispatch END, \
         audited_publication = CASE WHEN NOT $6 \
-            THEN coalesce(CASE WHEN relay.audited_publication <> excluded.audited_publication \
-                    THEN 'wrong' END, \
+            THEN coalesce(CASE WHEN relay.audited_publication <> $8::text THEN 'wrong' END, \
                 relay.audited_publication, excluded.audited_publication) END";
 
 /// Writes the confirmed position. Changes nothing once the session has recorded its final position, so that no
@@ -265,13 +264,14 @@ pub(crate) struct ServedSlot<'a> {
     pub(crate) instance: &'a str,
 }
 
-/// Records that this process serves the slot from now on.
+/// Records that this process serves the slot. Records `compared_with` as the publication if none is recorded.
 pub(crate) async fn take(
     sql: &Sql,
     served: ServedSlot<'_>,
     confirmed: Lsn,
     audit: Audit,
     mode: RelayMode<'_>,
+    compared_with: &str,
 ) -> Result<()> {
     let (identifier, timeline, database) = names(served.cluster);
     let confirmed = PgLsn::from(confirmed.as_u64());
@@ -287,6 +287,7 @@ pub(crate) async fn take(
             &mode.records.name(),
             &mode.publication,
             &database,
+            &compared_with,
         ],
     )
     .await
