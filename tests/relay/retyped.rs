@@ -2,7 +2,7 @@
 //! from before the change still wait in the WAL. The relay delivers all rows with all their columns, and no operator
 //! has to ask for a recovery.
 
-use crate::harness::{self, Database, Relay};
+use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::Subscriber;
 
 /// Executes `before`, and alters the type of `column` while two rows wait in the WAL. Returns the ordering key and the data of all
@@ -128,8 +128,8 @@ async fn rows_from_before_an_optional_column_got_another_name_and_type_keep_it()
     assert_all_have_headers(&database, &relay, &mut orders, 2).await;
 }
 
-/// The publication leaves the column out for a while. `before` is executed first.
-async fn left_out_for_a_while(before: &str, is_running: bool) {
+/// The publication leaves `column` out for a while. `before` is executed first. A later session finds nothing to do.
+async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
     let database = Database::private().await;
     if database
         .number("SELECT current_setting('server_version_num')::bigint")
@@ -146,13 +146,18 @@ async fn left_out_for_a_while(before: &str, is_running: bool) {
     database.execute(ROW).await;
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
+    let before_change = database
+        .text("SELECT audited_publication FROM outbox.relay")
+        .await;
     if !is_running {
         relay.take().expect("a relay").stop().await;
     }
-    let columns = "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
-                   WHERE attrelid = 'outbox.events'::regclass AND attnum > 0 \
-                       AND NOT attisdropped AND attname <> 'headers'";
-    let columns = database.text(columns).await;
+    let columns = format!(
+        "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
+         WHERE attrelid = 'outbox.events'::regclass AND attnum > 0 \
+             AND NOT attisdropped AND attname <> '{column}'"
+    );
+    let columns = database.text(&columns).await;
     let leave_out = format!("ALTER PUBLICATION postrider SET TABLE outbox.events ({columns})");
     database.execute(&leave_out).await;
     database.execute(ROW).await;
@@ -165,12 +170,27 @@ async fn left_out_for_a_while(before: &str, is_running: bool) {
     database.execute(ROW).await;
     let relay = relay.unwrap_or_else(|| Relay::start(&database, &emulator));
     assert_all_have_headers(&database, &relay, &mut orders, 4).await;
+    let audited = || database.text("SELECT audited_publication FROM outbox.relay");
+    let compared = eventually("the changed publication is audited", || async {
+        let now = audited().await;
+        (now != before_change && !["", "wrong"].contains(&&*now)).then_some(now)
+    })
+    .await;
+    relay.stop().await;
+    let relay = Relay::start(&database, &emulator);
+    relay.wait_for_log("streaming").await;
+    assert_eq!(audited().await, compared, "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_without_a_column_that_the_publication_left_out_are_published_with_it() {
-    left_out_for_a_while("SELECT 1", false).await;
-    left_out_for_a_while("SELECT 1", true).await;
+    left_out_for_a_while("SELECT 1", "headers", false).await;
+    left_out_for_a_while("SELECT 1", "headers", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_without_a_needed_column_that_the_publication_left_out_are_published_with_it() {
+    left_out_for_a_while("SELECT 1", "event_type", true).await;
 }
 
 /// As the last column of the table, it could also have been added later.
@@ -178,5 +198,5 @@ async fn rows_without_a_column_that_the_publication_left_out_are_published_with_
 async fn a_running_relay_publishes_no_row_without_the_last_column() {
     let last =
         "ALTER TABLE outbox.events DROP headers; ALTER TABLE outbox.events ADD headers jsonb";
-    left_out_for_a_while(last, true).await;
+    left_out_for_a_while(last, "headers", true).await;
 }

@@ -59,6 +59,34 @@ async fn tables_that_are_rotated_while_the_relay_is_down_lose_nothing_without_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn three_tables_that_pass_their_names_round_under_a_running_relay_lose_nothing() {
+    let world = World::new(Kind::Uuid, 0).await.with_other().await;
+    let third = "CREATE TABLE public.third (LIKE TABLE_NAME INCLUDING ALL); \
+                 ALTER PUBLICATION postrider ADD TABLE public.third";
+    world.execute(third).await;
+    let settings = std::fs::read_to_string(world.settings.path()).unwrap();
+    let settings = format!("{settings}[[tables]]\ntable = \"public.third\"\ntopic = \"missing\"\n");
+    std::fs::write(world.settings.path(), settings).unwrap();
+    let (mut world, relay) = world.serve(10).await;
+    let pass_round = "BEGIN; ALTER TABLE TABLE_NAME RENAME TO free; \
+                      ALTER TABLE public.other RENAME TO plain; \
+                      ALTER TABLE public.third RENAME TO other; \
+                      ALTER TABLE public.free RENAME TO third; COMMIT";
+    world.execute(pass_round).await;
+    world.insert("passed", 10).await;
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+    world.insert("down", 10).await;
+    world.execute(pass_round).await;
+    world.insert("again", 10).await;
+    let relay = world.relay();
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tables_that_swap_their_names_under_a_running_relay_swap_their_settings() {
     let world = World::new(Kind::Uuid, 0).await.with_other().await;
     let (mut world, relay) = world.serve(10).await;
