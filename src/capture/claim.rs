@@ -197,7 +197,10 @@ pub(crate) async fn claim(
         // A new identity must differ from the identities of the other new records, too.
         let mut all = records.clone();
         for (n, found) in new {
-            let new = new_record(found, &all, slot, start, &moment.since);
+            let mut new = new_record(found, &all, slot, start, &moment.since);
+            if is_first && start == Start::All {
+                (new.since, new.floor) = (None, 0);
+            }
             // A scan may start at the highest `seq` only if all present rows were committed before capturing
             // began.
             let is_from_now = new.since.as_ref() == Some(&moment.since);

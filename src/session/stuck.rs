@@ -86,13 +86,13 @@ pub(super) async fn mark_for_recovery(
         }
         let mut wrong_publication = publication.check(&sql).await.err();
         // Rows that lack a column still lack it when the publication is right again. So mark the slot now.
-        let may_wait = is_of_columns(&ended) && settings.slot_on_loss == OnLoss::Recover;
-        if !may_wait && let Some(error) = wrong_publication.take() {
+        let marks_anyway = is_of_columns(&ended) && settings.slot_on_loss == OnLoss::Recover;
+        if !marks_anyway && let Some(error) = wrong_publication.take() {
             return Err(error);
         }
         let slot = &settings.slot;
         let what = what_is_stuck(slot, &ended);
-        let (ours, error) = match settings.slot_on_loss {
+        let (replaces_error, error) = match settings.slot_on_loss {
             OnLoss::Stop => {
                 let anothers = mark::is_anothers(&sql, slot, instance).await?;
                 (!anothers, Error::new(Code::SlotStuck, what))
@@ -105,12 +105,12 @@ pub(super) async fn mark_for_recovery(
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 let stuck = || session_end_before_retry(&ended, what);
-                // If another relay has taken the slot, this relay waits as a standby.
-                let is_known = marked || is_of_columns(&ended);
-                (is_known, wrong_publication.unwrap_or_else(stuck))
+                // If another relay has taken the slot, that relay marks it, and this relay tries again as a standby.
+                let tries_again = marked || is_of_columns(&ended);
+                (tries_again, wrong_publication.unwrap_or_else(stuck))
             }
         };
-        Ok(ours.then_some(error))
+        Ok(replaces_error.then_some(error))
     };
     let told: Result<Option<Error>> = marking.await;
     match told {

@@ -58,6 +58,21 @@ async fn tables_that_are_rotated_while_the_relay_is_down_lose_nothing_without_re
     relay.stop().await;
 }
 
+/// `init` has recorded `start = new` for the earlier table. The rows look as if they were older than that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_with_all_publishes_the_old_rows_of_a_rotated_table() {
+    let mut world = World::new(Kind::Uuid, 0).await.with_other().await;
+    world.more.push(("POSTRIDER_START", "all".to_owned()));
+    rotate(&mut world).await;
+    world
+        .execute("UPDATE TABLE_NAME SET inserted_xid = '10'")
+        .await;
+    let relay = world.relay();
+    world.note().await;
+    world.wait_until_published(&relay).await;
+    relay.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tables_that_pass_their_names_round_under_a_running_relay_lose_nothing() {
     let world = World::new(Kind::Uuid, 0).await.with_other().await;
