@@ -96,8 +96,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads an `Int32` that is a count or a length. Does not check that so many bytes are left. If too few
-    /// bytes are left, the caller's next read fails.
+    /// Reads an `Int32` that is a count or a length. Does not check that the message has as many bytes
+    /// left. If it has fewer, the caller's next read fails.
     #[inline]
     pub(crate) fn length(&mut self, expected: &'static str) -> Result<usize, DecodeError> {
         let start = self.offset();

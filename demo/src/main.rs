@@ -86,8 +86,8 @@ fn start(args: &Args) -> Result<End> {
 /// of the demonstration did not start or ended on its own.
 async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
-        // `wait_for` fails if the task that watches the signals has ended. Stop then too, because no
-        // signal could stop the demonstration any more.
+        // `wait_for` fails if the task that watches the signals has ended. Stop then too, because a
+        // signal could no longer stop the demonstration.
         let _ = shutdown.wait_for(|stop| *stop).await;
     };
     let mut show = tokio::select! {

@@ -2,8 +2,8 @@
 //!
 //! The system identifier of the cluster and the oid of the database identify a database. A new cluster with the
 //! same data (dump and restore, major upgrade) has a different system identifier. A copy of the database on the
-//! same cluster has a different oid. Only a copy of the server's files cannot be told from the original, because
-//! both numbers are the same. The timeline is not part of the identity, because it grows with each promotion.
+//! same cluster has a different oid. Only a copy of the server's files looks like the original, because both
+//! numbers are the same. The timeline is not part of the identity, because it grows with each promotion.
 
 use std::fmt;
 use std::num::ParseIntError;

@@ -212,7 +212,7 @@ impl Watermark {
 
     /// Removes resolved entries: at once from the front of the queue, and everywhere else when resolved entries
     /// outnumber unresolved entries by more than 2 × [`KEPT`]. So the queue stays short behind a stuck
-    /// transaction, and the average cost per entry is constant, whatever the order in which transactions are
+    /// transaction, and the average cost per entry is constant for every order in which transactions are
     /// resolved.
     #[inline]
     fn take_resolved_away(&mut self) {
