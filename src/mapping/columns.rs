@@ -127,12 +127,9 @@ impl Finder<'_> {
     /// Finds the column that a template names. `name` is the name of a [`ColumnRole`], or the name of a column
     /// if no role has this name.
     pub(super) fn in_template(&self, name: &str) -> Result<MappedColumn, MapError> {
-        match ColumnRole::ALL.into_iter().find(|role| role.name() == name) {
-            // `{topic}` means the configured topic column or, if none is configured, a column called `topic`.
-            Some(role) if (role, self.columns.choice(role)) != (ColumnRole::Topic, Choice::Off) => {
-                self.needed(role, "topic")
-            }
-            _ => self.named(name, "topic"),
+        match self.columns.role_in_template(name) {
+            Some(role) => self.needed(role, "topic"),
+            None => self.named(name, "topic"),
         }
     }
 

@@ -205,6 +205,16 @@ impl ColumnRole {
 }
 
 impl ColumnSettings {
+    /// The role that a template means by this name in braces. `None` if it means the column of this name, for example
+    /// `topic` if no topic column is configured.
+    pub(super) fn role_in_template(&self, name: &str) -> Option<ColumnRole> {
+        let role = ColumnRole::ALL
+            .into_iter()
+            .find(|role| role.name() == name)?;
+        let is_column = (role, self.choice(role)) == (ColumnRole::Topic, Choice::Off);
+        (!is_column).then_some(role)
+    }
+
     pub(super) fn choice(&self, role: ColumnRole) -> Choice<'_> {
         let set = match role {
             ColumnRole::Id => &self.id,
@@ -249,7 +259,15 @@ impl TableSettings {
             Choice::Must(name) => Some(name),
             Choice::May(_) | Choice::Off => None,
         });
-        named.chain(self.attributes.iter().cloned()).collect()
+        let in_topic = self.topic.columns().filter(|name| {
+            let is_column = self.columns.role_in_template(name).is_none();
+            is_column && !self.attributes.iter().any(|column| column == name)
+        });
+        let others = self.attributes.iter().cloned();
+        named
+            .chain(others)
+            .chain(in_topic.map(str::to_owned))
+            .collect()
     }
 
     /// The columns that the publication must publish if the table has them. A recovery reads all columns from the
@@ -301,6 +319,15 @@ mod tests {
     fn an_empty_section_is_the_default() {
         assert_eq!(read("").unwrap(), TableSettings::default());
         assert_eq!(TableSettings::default().table.to_string(), "outbox.events");
+    }
+
+    #[test]
+    fn the_columns_of_the_topic_are_required() {
+        let settings = read("topic = '{region}.{aggregatetype}.{zone}'\nattributes = ['zone']");
+        let columns = settings.unwrap().required_columns();
+        assert!(columns.contains(&"region".to_owned()), "{columns:?}");
+        let zones = columns.iter().filter(|column| *column == "zone");
+        assert_eq!(zones.count(), 1, "{columns:?}");
     }
 
     #[test]

@@ -128,15 +128,29 @@ async fn rows_from_before_an_optional_column_got_another_name_and_type_keep_it()
     assert_all_have_headers(&database, &relay, &mut orders, 2).await;
 }
 
+async fn has_column_lists(database: &Database) -> bool {
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    let has = database.number(version).await >= 150_000;
+    if !has {
+        println!("SKIPPED: column lists need PostgreSQL 15");
+    }
+    has
+}
+
+/// The columns of the outbox table except `left_out`, for a column list.
+async fn columns_without(database: &Database, left_out: &str) -> String {
+    let columns = format!(
+        "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
+         WHERE attrelid = 'outbox.events'::regclass AND attnum > 0 \
+             AND NOT attisdropped AND attname <> '{left_out}'"
+    );
+    database.text(&columns).await
+}
+
 /// The publication leaves `column` out for a while. `before` is executed first. A later session finds nothing to do.
 async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
     let database = Database::private().await;
-    if database
-        .number("SELECT current_setting('server_version_num')::bigint")
-        .await
-        < 150_000
-    {
-        eprintln!("SKIPPED: column lists need PostgreSQL 15");
+    if !has_column_lists(&database).await {
         return;
     }
     database.execute(before).await;
@@ -152,12 +166,7 @@ async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
     if !is_running {
         relay.take().expect("a relay").stop().await;
     }
-    let columns = format!(
-        "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute \
-         WHERE attrelid = 'outbox.events'::regclass AND attnum > 0 \
-             AND NOT attisdropped AND attname <> '{column}'"
-    );
-    let columns = database.text(&columns).await;
+    let columns = columns_without(&database, column).await;
     let leave_out = format!("ALTER PUBLICATION postrider SET TABLE outbox.events ({columns})");
     database.execute(&leave_out).await;
     database.execute(ROW).await;
@@ -199,4 +208,27 @@ async fn a_running_relay_publishes_no_row_without_the_last_column() {
     let last =
         "ALTER TABLE outbox.events DROP headers; ALTER TABLE outbox.events ADD headers jsonb";
     left_out_for_a_while(last, "headers", true).await;
+}
+
+/// The relay would recover for each row, because every new slot streams the rows without the column too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_of_the_topic_that_the_publication_leaves_out_is_refused() {
+    let database = Database::private().await;
+    if !has_column_lists(&database).await {
+        return;
+    }
+    let emulator = harness::emulator().await;
+    let column = "ALTER TABLE outbox.events ADD region text DEFAULT 'order'";
+    database.execute(column).await;
+    let columns = columns_without(&database, "region").await;
+    let leave_out = format!("ALTER PUBLICATION postrider SET TABLE outbox.events ({columns})");
+    database.execute(&leave_out).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[[tables]]\ntopic = '{region}.events'\n").unwrap();
+    let path = file.path().display().to_string();
+    let host = emulator.addr().to_string();
+    database.execute(ROW).await;
+    let relay = Relay::start_with(&database, &host, &[("POSTRIDER_CONFIG", &path)]);
+    relay.wait_for_error("publication-drift").await;
+    assert!(relay.log().contains("region"), "{}", relay.log());
 }
