@@ -19,7 +19,8 @@ pub(crate) struct Stock {
 
 struct Loaded {
     backlog: Backlog,
-    /// The path of the relay whose `init` created the schema.
+    /// The path of the `postrider` binary whose `init` created the schema in this database. A binary of another
+    /// version may need another schema.
     schema: PathBuf,
     database: Database,
     /// The WAL position at which the backlog ends.

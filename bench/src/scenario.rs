@@ -271,8 +271,9 @@ fn payloads(events: u64, all: &mut Vec<Scenario>) {
     }
 }
 
-/// Adds scenarios with a tenth of the normal backlog and with ten times the normal backlog. The baseline drains the
-/// normal backlog, because the rate must not depend on the length.
+/// Adds scenarios in which the relay drains a tenth of the normal backlog, and ten times the normal backlog. The
+/// baseline is the same relay with the normal backlog, so the ratio shows whether the rate depends on the length
+/// of the backlog. The aim is a ratio near 1.
 fn lengths(events: u64, all: &mut Vec<Scenario>) {
     let backlog = |events| Backlog::new(events, ROW, THOUSAND_KEYS);
     for (name, count, full_only, pairs) in [

@@ -28,7 +28,7 @@ pub(crate) struct Committed {
 pub(crate) struct Verdict {
     /// Committed events that never arrived.
     pub(crate) lost: u64,
-    /// First copies that arrived after a later event of the same order.
+    /// Events whose first copy arrived after a later event of the same shop order.
     pub(crate) out_of_order: u64,
     /// Events that arrived but are not in the database: they were rolled back, or did not come from the
     /// writers. Messages that are not events of the demonstration count too.

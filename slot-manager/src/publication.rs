@@ -91,9 +91,9 @@ pub struct TableState {
     pub generated: Vec<String>,
     /// How the table is published; `None` when it is not in the publication.
     pub published: Option<PublishedTable>,
-    /// Whether the catalogue would reveal that the table was removed from the publication and added again. True
-    /// if the catalogue has a row for the table's membership, and if the publication is `FOR ALL TABLES`, which
-    /// no table can leave. False if the table belongs to the publication only through its schema.
+    /// Whether the catalogue would reveal that the table was removed from the publication and added again. True if
+    /// the catalogue has a row for the table's membership. Also true if the publication is `FOR ALL TABLES`, because
+    /// no table can leave it. Otherwise false, for example if the table is published only through its schema.
     pub traced: bool,
 }
 

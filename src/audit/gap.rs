@@ -29,8 +29,8 @@ pub(super) struct PossibleGap {
 }
 
 impl PossibleGap {
-    /// Whether the tables must be compared now. There are two comparisons: one when the trace was found, and a last
-    /// one when all transactions that could have rows of the gap have ended.
+    /// Whether the auditor must compare whole tables now. It compares them twice for each gap: when it has found the
+    /// trace of the gap, and when all transactions that could have rows of the gap have ended.
     fn is_due(&self, waiting: AuditWait) -> bool {
         !self.was_compared || waiting.xmin >= self.horizon
     }
@@ -56,8 +56,9 @@ impl AuditState {
     ) -> Result<bool> {
         let has_grown = |Captured { record, shape }: &Captured| {
             let known = record.partitions.as_deref();
-            // If published events may lack records, a new partition is no trace. The auditor has already called
-            // `any_overlooked`, and has ended the session if the stream may have missed rows of the partition.
+            // If published events may lack records, a new partition is no trace of a gap. In this case the auditor has
+            // already called `any_overlooked`, which found no row of the partition that the stream may have missed.
+            // Otherwise the auditor would have ended the session.
             !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
         };
         let grown = captured.iter().filter(|captured| has_grown(captured));

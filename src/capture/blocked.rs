@@ -35,7 +35,7 @@ const LOOKED_UP: usize = 100;
 #[derive(Debug, Default)]
 pub(crate) struct Blocked {
     firsts: HashMap<[u8; 16], Group>,
-    /// For each key, the commit LSN for rows that come before the key's first quarantined event.
+    /// For each key, the commit LSN that the recovery gives to rows before the key's first quarantined event.
     before: HashMap<Group, CommitLsn>,
 }
 
@@ -54,13 +54,14 @@ impl FirstQuarantined {
         Ok(Self(keys.collect()))
     }
 
-    /// The commit LSNs that rows before these events may get.
+    /// For each key, the commit LSN that the recovery gives to rows before the key's first quarantined event.
     pub(crate) fn commits_before(&self) -> impl Iterator<Item = CommitLsn> {
         self.0.values().map(commit_before_first)
     }
 }
 
-/// The commit LSN for rows that come before the first quarantined event of this key.
+/// The commit LSN that the recovery gives to rows that come before the first quarantined event of this key. The table
+/// does not show at which LSN these rows were committed.
 fn commit_before_first(key: &BlockedKey) -> CommitLsn {
     commit_before(key.since.commit.lsn())
 }

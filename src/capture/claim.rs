@@ -3,8 +3,9 @@
 //! - The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing.
 //! - If no record has the OID, the name decides. So a table keeps its record if it was dropped and created again,
 //!   restored or swapped. `replaced` decides whether the new table is a copy of the old one.
-//! - If the record of that name belongs to another captured table by now, because that table was renamed, the
-//!   table gets a new record that continues the earlier one (`new_record`).
+//! - Suppose a captured table was renamed to another configured name, and a new table got its earlier name. The
+//!   renamed table keeps its record, because it keeps its OID. The new table gets a record of its own, which begins
+//!   with the same `since` and `floor` (`new_record`).
 //! - If the settings name another table of the same partition tree, that table takes over the record of the
 //!   earlier table (`relatives`).
 //! - The relay refuses a table whose rows another slot captures (`owner`).
@@ -181,8 +182,9 @@ pub(crate) async fn claim(
     let records = capture_record::read(&**sql).await?;
     let known = matched(&found, &records, slot);
     refuse_others(&found, &records, slot)?;
-    // Insert the new records first, because the names in the present records show which tables continue
-    // earlier ones.
+    // Insert the new records first. A new record may continue the record of a renamed table. `new_record` finds that
+    // record by the table's earlier name, which `bring_up_to_date` overwrites. If `bring_up_to_date` ran first, a
+    // crash before the insert would lose the name.
     if known.iter().any(Option::is_none) {
         let moment = match moment {
             Some(moment) => moment,

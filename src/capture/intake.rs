@@ -41,7 +41,7 @@ pub(crate) enum IntakeStep {
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
-        /// Set if another transaction wrote the row first.
+        /// Set if another transaction originally inserted the row, for example because the row was moved.
         moved: Option<MovedMark>,
     },
     /// A row of the open transaction that cannot become a message. `payload` is empty if the payload
@@ -98,7 +98,7 @@ struct CurrentTransaction {
 }
 
 impl CurrentTransaction {
-    /// Returns a mark if another transaction wrote the row first. Compares only the lower 32 bits of the
+    /// Returns a mark if another transaction originally inserted the row. Compares only the lower 32 bits of the
     /// transaction ids, because the stream contains only these bits.
     fn moved(&self, table: &MappedTable, row: &[Value<'_>]) -> Option<MovedMark> {
         let Value::Text(text) = row.get(table.inserted_xid?)? else {

@@ -61,12 +61,14 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 
 /// Returns the highest committed `seq`, or `None` if the table is empty.
 ///
-/// The statement has a condition that every `seq` meets. The index that `init` creates contains only the rows
-/// with a `seq`, and without a condition, PostgreSQL 17 and newer do not use this index for a `NOT NULL` column,
-/// but read the whole table.
+/// The statement must find the `seq` at the end of the index on `seq`. Two other forms of the statement may read much
+/// more:
 ///
-/// The statement does not call `max`, because PostgreSQL reads the whole index for `max` if its statistics are
-/// older than the values of `seq`.
+/// - Without the condition on `seq`, which every `seq` meets, PostgreSQL reads the whole table. The index that `init`
+///   creates has the condition `seq is not null`, and PostgreSQL uses such an index only for a statement that implies
+///   its condition. `is not null` in the statement would not be enough, because since version 17 PostgreSQL drops this
+///   condition if the column is `NOT NULL`.
+/// - With `max`, PostgreSQL reads the whole index if its statistics are older than the values of `seq`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

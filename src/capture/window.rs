@@ -27,8 +27,9 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) below_xid: Option<u64>,
     /// Rows that are not visible in this snapshot are left out.
     pub(crate) shown_by: Option<&'a Snapshot>,
-    /// The snapshot `since` of another captured table that now contains this detached table. Rows that are
-    /// not visible in this snapshot are left out here, because they are published through that other table.
+    /// Set if this table was detached from its captured table, and now belongs to another captured table. The value
+    /// is the snapshot `since`, with which the capture of that other table began. Rows that are not visible in the
+    /// snapshot are left out here, because the relay publishes them through the other table.
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
@@ -102,10 +103,15 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream may have missed a row of `e`, because the row was already in its partition
-    /// when the partition was attached, after the floor was raised. Such a row belongs to a transaction before
-    /// `from_xid`, or was written before the partition was attached. Returns `None` whenever `new_partitions`
-    /// does.
+    /// The condition that a row of `e` is in a new partition (see `new_partitions`), and that the stream may have
+    /// missed the row, because it was in the partition before the partition was attached. One of two facts shows that
+    /// this is possible:
+    ///
+    /// - The row's transaction is below the floor (`from_xid`). So it ended before the floor was raised, and the
+    ///   partition was attached afterwards.
+    /// - The row was written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
+    ///
+    /// Returns `None` whenever `new_partitions` does.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -155,9 +161,9 @@ impl<'a> ScanWindow<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Once the floor is above the transaction that added the column `inserted_xid`, the rows that existed
-        // before the column are resolved, so leave them out. The rows of partitions with a lower floor of their
-        // own may still be unresolved.
+        // Rows that are older than the column `inserted_xid` have the transaction that added the column as their
+        // `inserted_xid`. Once the floor is above this transaction, these rows are resolved, so leave them out. Keep
+        // them in partitions with a lower floor of their own, where they may still be unresolved.
         let added = &record.added_xids;
         let last_added = added.iter().max().filter(|xid| record.floor > **xid);
         if let Some(last_added) = last_added.filter(|_| shape.has_inserted_xid) {

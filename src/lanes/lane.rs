@@ -160,7 +160,8 @@ impl Lane {
         self.state = LaneState::Ready;
         (self.in_flight, self.is_failing) = (0, false);
         if events.len() == 1 {
-            // End the bisection: no suspect that remains is known to be bad, so the lane sends them as usual.
+            // The bad event is found, so end the bisection. The suspects behind it may all be good, so the lane sends
+            // large requests again.
             self.suspects = 0;
             return events.pop();
         }

@@ -51,7 +51,8 @@ pub struct ColumnType {
     pub name: Box<str>,
     /// Whether values of this type can be compared and sorted with PostgreSQL's own operators.
     pub has_order: bool,
-    /// Whether the type was dropped. Then `base` is the type that the column has now.
+    /// Whether the type was dropped after rows with it were written. If so, `base` is the base type that the
+    /// column has now. If the column was dropped too, `base` is the dropped type itself.
     pub is_dropped: bool,
 }
 

@@ -229,8 +229,10 @@ fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // The row of a transaction below `without_record` might have been published without a record. If every
-    // event has a record, a row without a record is missing once the slot has passed it.
+    // The verdict on a row without a record depends on the number of its transaction:
+    // - Below `without_record`, the row might have been published without a record, so it counts as published.
+    // - Below `missing` or the floor, the slot has passed the row, and its event should have a record. So the
+    //   event counts as missing.
     let (without_record, missing) = if passed.records.may_lack_records() {
         (below, 0)
     } else {

@@ -287,7 +287,8 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// Returns an SQL expression for the names of the first [`NAMED`] rows `j` that fulfil this condition.
+    /// Returns an SQL expression for the names of the first [`NAMED`] rows that fulfil the SQL condition `which`. In
+    /// both, `j` is a row of the page with its verdict.
     fn names_sql(&self, which: &str) -> String {
         let name = self.name_sql();
         format!(

@@ -6,18 +6,19 @@ use std::sync::{Mutex, PoisonError};
 use super::slot_verdict::RecoveryCause;
 use crate::throttled_log::ThrottledLog;
 
-/// Remembers across sessions which beginnings were logged.
+/// Remembers across sessions when the relay last logged, for each cause, that it begins a recovery or a first
+/// start.
 #[derive(Debug, Default)]
 pub(crate) struct Announcements(Mutex<ThrottledLog<&'static str>>);
 
 impl Announcements {
-    /// Whether a line is due for another attempt.
+    /// Whether to log another attempt for this reason. Returns false if the last such line was logged a moment ago.
     pub(super) fn are_due(&self, reason: &RecoveryCause) -> bool {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.due(reason.name()).is_some()
     }
 
-    /// Notes that an attempt has succeeded. The next one for this reason is logged at once.
+    /// Notes that an attempt has succeeded, so that the next attempt for this reason is logged at once.
     pub(super) fn begun(&self, reason: &RecoveryCause) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.forget(&reason.name());

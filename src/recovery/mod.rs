@@ -309,9 +309,11 @@ impl Recovery {
         Ok(())
     }
 
-    /// Publishes the rows of former partitions before all other rows. If there are more rows than the recovery can
-    /// remember, waits until all of them are resolved. With full records, the relay then recognises a copy of such
-    /// a row by its record.
+    /// Publishes the rows of former partitions before all other rows. Somebody may have copied such rows into a
+    /// captured table. The recovery remembers the event ids of the rows, and does not publish their copies.
+    ///
+    /// If there are more event ids than the recovery can remember, waits until all rows of former partitions have an
+    /// outcome. With full records, the recovery can recognise every copy by the record of its event.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],

@@ -1,10 +1,11 @@
 //! Records the progress of a recovery, if published events may lack a record. If the recovery is interrupted,
-//! the next one does not publish the same rows again.
+//! the next recovery does not publish the resolved rows again.
 //!
-//! The recovery reads each table in the order of `seq`. While it reads, it notes the position of the next event and
-//! the `seq` of the row. Once all events before that position have their outcome, the rows below that `seq` are
-//! resolved, and this module records the `seq` in `outbox.capture`. A row that has to wait for its outcome, for
-//! example for its topic, holds back this progress.
+//! The recovery reads each table in the order of `seq`, and numbers the events with ordinals. From time to time it
+//! makes a note: the `seq` of the row that it has just read, and the ordinal of the next event. The events of all
+//! rows below this `seq` have lower ordinals. Once all events with lower ordinals have an outcome, this module
+//! records in `outbox.capture` that the rows below this `seq` are resolved. An event that waits for its outcome, for
+//! example because its topic is missing, holds back the progress.
 //!
 //! If every event has a record, the records themselves are the progress.
 

@@ -37,7 +37,8 @@ pub(crate) struct RecoverySlot {
 }
 
 impl RecoverySlot {
-    /// All transactions that the snapshot does not show commit after this position.
+    /// Returns a position in the WAL. Every transaction that is not visible in the snapshot commits after this
+    /// position.
     pub(crate) fn consistent_point(&self) -> Lsn {
         self.point.consistent_point
     }

@@ -261,8 +261,8 @@ impl SessionRunner {
         mark::mark_recovering(sql, self.served(cluster), reason.name()).await
     }
 
-    /// Opens the stream, and checks that the slot is still the slot for which the decision was made. Until our
-    /// stream has begun, another relay can replace the slot with a new slot of the same name.
+    /// Opens the stream, and checks that the stream reads the slot that `ready` describes. Until our stream has
+    /// begun, another relay can replace this slot with a new slot of the same name.
     async fn open_stream(
         &self,
         OurDatabase { sql, cluster, .. }: &OurDatabase,

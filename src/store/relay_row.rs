@@ -81,10 +81,10 @@ const WRITE_LEFT: &str = "\
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the condition if the row is still ours, or if no other relay reads the slot. Without the second case, a
-/// relay could not report why it cannot open its first session. A reader of the slot is our own session if its
-/// `application_name` ends like `$2`. Only the ends are compared, because PostgreSQL replaces some characters of a
-/// host name. A relay with nothing to report passes NULL, which is not written if the row already has NULL.
+/// Writes the relay's condition if the row names this relay (`$2`) or no other relay reads the slot. The second case
+/// lets a relay report why it cannot open its first session. A reader is this relay if its `application_name` and `$2`
+/// have the same part after the last `/`. PostgreSQL may change the host name in the part before. A relay with nothing
+/// to report passes NULL, which is written only if the row has a condition.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \

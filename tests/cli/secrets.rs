@@ -91,7 +91,7 @@ fn private_file(path: PathBuf, text: &str) -> String {
     path.display().to_string()
 }
 
-/// The environment of one command. `way` selects how the command gets the secret.
+/// Returns the environment of one command. `way` selects how the command gets the secret.
 fn environment(
     way: usize,
     secret: &str,
@@ -146,7 +146,7 @@ fn environment(
     set.into_iter().map(owned).collect()
 }
 
-/// A variable that passes the secret to the client of Pub/Sub.
+/// Returns the environment variable, as name and value, that passes the secret to the Pub/Sub client.
 fn of_pubsub(
     way: usize,
     secret: &str,
@@ -166,8 +166,8 @@ fn of_pubsub(
     }
 }
 
-/// Variables that pass the secret in other forms of libpq: as pairs of name and value, with several
-/// servers, and in a service file.
+/// Returns the environment variables that pass the secret in other forms of libpq: as pairs of name and value,
+/// with several servers, and in a service file.
 fn forms_of_libpq(
     way: usize,
     secret: &str,

@@ -168,7 +168,8 @@ async fn all_ages_are_right_although_the_clock_of_the_relay_is_an_hour_wrong() {
     }
 }
 
-/// A folder of programs with which a server's clock differs by the offset in the file `offset`.
+/// A folder with `initdb` and a `postgres` that runs under libfaketime. The clock of this server is wrong by the
+/// offset in the folder's file `offset`.
 struct ClockedPrograms {
     folder: tempfile::TempDir,
 }

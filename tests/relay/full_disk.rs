@@ -135,9 +135,11 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
         let (_, body) = get(&addr, "/status").await.unwrap();
         serde_json::from_str(&body).unwrap()
     };
-    // Wait for the second line about a failed session. (The first session may still make progress, by
-    // confirming the WAL before the record.) The line contains the number of failed sessions since the
-    // first line. This number must be small, because the pauses between sessions grow.
+    // Wait for the second log line about a failed session. The first session may still make progress, because it
+    // can confirm the WAL before the record that PostgreSQL cannot decode. Later sessions make no progress.
+    //
+    // The relay logs such a line at most every ten seconds, and says how many lines it has left out since the last
+    // one. This number must be small, because the relay pauses ever longer between failed sessions.
     let unlogged = eventually("a second line about failed sessions", async || {
         let log = relay.log();
         let mut lines = log.lines().filter(|line| line.contains("session ended"));

@@ -55,13 +55,18 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// The same transaction has other rows in the second session, so its rows get other ordinals. The relay must
-/// recognise published rows by their event ids.
+/// After a restart, PostgreSQL sends fewer rows of a transaction than before. The other rows of the transaction get new
+/// ordinals, so the relay must recognise published rows by their event ids.
 ///
-/// The reason is a cache: pgoutput remembers whether the publication contains a table. Transaction A inserts rows
-/// while the publication lacks the table, and more rows when the table is back. Transaction B commits before A.
-/// In the first session pgoutput decodes B first, caches that the publication contains the table, and sends all
-/// rows of A. The second session begins with A and an empty cache, and pgoutput leaves out the first rows of A.
+/// The reason is a cache: pgoutput remembers whether the publication contains a table.
+///
+/// 1. The publication loses the table. Transaction A inserts rows and stays open.
+/// 2. The publication gets the table back. Transaction B inserts a row and commits.
+/// 3. Transaction A inserts more rows and commits.
+/// 4. In the first session, pgoutput decodes B first and remembers that the publication contains the table. So
+///    it sends all rows of A.
+/// 5. The second session begins with A, and its cache is empty. So pgoutput leaves out the rows that A inserted
+///    while the publication lacked the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_with_other_rows_after_a_restart_is_recognised_by_its_event_ids() {
     let mut database = Database::private().await;

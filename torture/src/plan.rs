@@ -58,8 +58,8 @@ pub(crate) enum FaultFamily {
     Network,
     /// Crashes of the relay, and a slot that is dropped, recreated or invalidated by the server.
     Loss,
-    /// A publication that is altered, or dropped and recreated, while rows are written, or a relay whose
-    /// settings do not name the outbox table.
+    /// For a while, the relay gets no rows of the outbox table. The publication is dropped or lacks the table, or a
+    /// relay whose settings name another table reads the slot.
     Publication,
     /// A captured table that is recreated, swapped for a copy, or gets a row that is too long for the relay.
     Tables,

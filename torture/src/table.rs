@@ -30,7 +30,8 @@ const DROP: &str = "\
         WHERE payload->>'t' IS DISTINCT FROM 'history'; \
     DROP TABLE outbox.events";
 
-/// Creates the table that the settings name while they do not name `outbox.events`.
+/// Creates another table, and adds it to the publication. For a while, [`Stage::roll_settings_back`] runs a relay
+/// whose settings name this table instead of `outbox.events`.
 const OTHER: &str = "\
     CREATE TABLE IF NOT EXISTS shop.other (LIKE outbox.events INCLUDING ALL); \
     GRANT USAGE ON SCHEMA shop TO postrider_relay; \

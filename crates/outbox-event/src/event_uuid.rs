@@ -68,9 +68,9 @@ impl TableIdentity {
         &self.name
     }
 
-    /// Returns the transaction that inserted the row; `None` if it is unknown. It is unknown if
-    /// `inserted_xid` names a transaction that added the column, because then the row is older than
-    /// the column.
+    /// Returns the transaction that inserted the row, or `None` if that transaction is unknown. It is unknown
+    /// without a value of `inserted_xid`. It is also unknown if the value is a transaction that added the
+    /// column, because such a row is older than the column.
     fn known_xid<'x>(&self, inserted_xid: Option<&'x str>) -> Option<&'x str> {
         let is_known = |xid: &&str| {
             self.added_xids.is_empty()

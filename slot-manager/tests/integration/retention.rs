@@ -127,8 +127,9 @@ async fn a_slot_of_another_database_is_named_with_its_database_and_a_command_tha
     assert!(!left.iter().any(|h| is_other(&h)), "{left:?}");
 }
 
-/// PostgreSQL converts no name that belongs to the whole cluster. So names that were given in a LATIN1 database
-/// are not UTF-8 in other databases.
+/// The names of roles and databases are visible in every database of the cluster. PostgreSQL stores such a name in
+/// the encoding of the database in which the name was given, and never converts it. So a name from a LATIN1 database
+/// may not be valid UTF-8 in the other databases.
 #[tokio::test]
 async fn names_of_another_encoding_are_shown() {
     let (name, client) = new_database().await;

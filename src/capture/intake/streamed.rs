@@ -47,13 +47,15 @@ impl Streamed {
             && optional.any(|name| self.columns.contains(&name) && !has(relation, &name))
     }
 
-    /// Returns an error if the stream lacks an optional column of rows that may have a value in it, because
-    /// somebody renamed or replaced a column, or because the publication leaves the column out. Without the error,
-    /// the rows would be published without this column. Only the table can provide it. `now` has the columns that the
-    /// table has now.
+    /// Returns an error if the relation lacks an optional column of the table, although its rows may have been
+    /// inserted with a value in that column. Without the error, the relay would publish these rows without the value,
+    /// which only the table has. `now` has the columns that the table has now.
     ///
-    /// Rows may lack an optional column only if it was added later. PostgreSQL appends a new column behind all
-    /// others. So the other columns must be unchanged and stand before it.
+    /// Two causes lead to the error: somebody renamed or replaced a column, or the publication leaves the column out.
+    ///
+    /// There is no error if the column was added after the rows were inserted. PostgreSQL appends a new column behind
+    /// all others. So in this case the table still has every column of the relation, and all of them stand before the
+    /// new column.
     pub(super) fn refuse_incomplete(
         &self,
         relation: &OwnedRelation,
@@ -135,8 +137,8 @@ impl Intake {
         Some(&streamed.settings.table)
     }
 
-    /// Returns an error if the stream lacks an optional column of the relation's rows. `now` has the present
-    /// columns of the table.
+    /// Returns an error if the relation lacks an optional column of the table, although its rows may have been
+    /// inserted with a value in that column. `now` has the present columns of the table.
     ///
     /// # Errors
     /// `column-missing`.

@@ -98,8 +98,8 @@ pub(crate) async fn columns_apart(
     Ok(table::present_columns(&sql, publication, name).await?)
 }
 
-/// Whether the relation from the stream is still the table of its name. Returns false if the table was dropped,
-/// renamed or replaced. Reads the catalogue over a new connection.
+/// Whether the table that now has the relation's name also has the relation's OID. Returns false if the table that the
+/// stream has described was dropped, renamed or replaced. Reads the catalogue over a new connection.
 ///
 /// # Errors
 /// Connection and database errors.

@@ -140,8 +140,11 @@ impl FlowControl {
         self.update();
     }
 
-    /// Counts the bytes of long texts: an event's id until its dead letter is stored or refused, and the
-    /// ids, key and error of a record until its rows are durable.
+    /// Counts the bytes of texts that may be long. The caller returns these bytes with
+    /// [`give_back_texts`](Self::give_back_texts). There are two kinds of such texts:
+    ///
+    /// - The id of an event whose dead letter was sent. It counts until the dead letter is stored or refused.
+    /// - The ids, key and error of a record. They count until the dispatch rows of the record are durable.
     pub(super) fn take_texts(&mut self, bytes: usize) {
         self.memory.text_bytes += bytes;
         self.update();
@@ -250,8 +253,9 @@ impl FlowControl {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. `all_may_go` is false if lanes wait for a retry or for a throttled topic. In that
-    /// case the backlog gate has no effect, because the waiting lanes alone may keep this gate closed.
+    /// Whether lanes may linger. The module's documentation lists the exceptions. `all_may_go` is false if some lanes
+    /// wait for a retry or for a throttled topic. A closed backlog gate does not matter then: the events of the
+    /// waiting lanes alone may keep the gate closed, however early the other lanes send.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

@@ -82,8 +82,10 @@ impl BlockedKeys {
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key from the position `since` on, until its release has ended. The caller chooses `since` so that no
-    /// released event of the key comes before it.
+    /// Blocks a key until its release has ended: events of the key that arrive with the position `since` or a later
+    /// one wait behind the released events. No released event may be before `since`. Otherwise an event that arrives
+    /// with a position in between would not wait, and would overtake the released event. Does nothing if the key is
+    /// already blocked.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPosition) {
         let blocked = BlockedState {
             for_release: true,

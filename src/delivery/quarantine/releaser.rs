@@ -58,7 +58,8 @@ pub(crate) enum QuarantineAnswer {
     },
     /// The quarantined events of the group are now marked as released.
     Marked(Group),
-    /// There was nothing to mark: all released events of the group belong to a replay, so none was in quarantine.
+    /// The task has marked nothing, because all released events of the group belong to a replay. No operator has
+    /// released the quarantined events of the group.
     OnlyReplayed(Group),
     /// The released events of the group are in quarantine again, or count as published again if they belong to a
     /// replay.
@@ -67,7 +68,8 @@ pub(crate) enum QuarantineAnswer {
     Event {
         group: Group,
         event: TableEvent,
-        /// Whether the event first arrived while its key was being released.
+        /// Whether the relay itself has released the event, because it arrived while earlier events of its key
+        /// were being released. Otherwise an operator has released the event.
         is_new: bool,
     },
     /// A row whose event cannot be published, and the reason.

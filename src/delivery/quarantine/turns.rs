@@ -64,8 +64,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release whose released events are all being replayed. The key must stay blocked, because of a bad event
-    /// that came later and that no operator has released.
+    /// Fails a release because all released events of the group belong to a replay. A bad event has blocked the key
+    /// since the replay released these events. No operator has released the bad event, so the key stays blocked.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }

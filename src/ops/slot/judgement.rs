@@ -68,10 +68,12 @@ impl CommandFacts<'_> {
     }
 }
 
-/// Returns the limit for the case that only a lower bound of the oldest event's age is known: a lower bound
-/// below the limit counts as unknown. The limit is `error_lag` if no relay has read the slot for at least
-/// `error_lag`, because events may be that old. Otherwise the limit is the smaller one of `warn_lag` and
-/// `error_lag`.
+/// Returns the limit for [`PendingEvents::oldest_against`]. Sometimes only a lower bound of the oldest event's age is
+/// known. If this bound is below the limit, the age counts as unknown.
+///
+/// The limit is usually the smaller one of `warn_lag` and `error_lag`. If no relay has read the slot for at least
+/// `error_lag`, the oldest event may have waited for that long. A lower bound between the two settings would hide
+/// this, so the limit is `error_lag`.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
     let unread = slot.filter(|slot| !health::is_read_by_relay(slot));

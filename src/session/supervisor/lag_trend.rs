@@ -96,8 +96,8 @@ mod tests {
             // Another large transaction arrives.
             (20_000, 7, 9_000.0, false),
             (20_000, 7, 9_000.0, false),
-            // Small transactions are confirmed. Then only the bytes count. They have grown since the oldest
-            // sample, so there is no estimate.
+            // Small transactions are confirmed, so the estimate uses the bytes and not the events. More bytes
+            // are left than at the oldest sample, so there is no estimate.
             (18_000, 8, 8_000.0, false),
             (18_000, 9, 7_000.0, false),
         ] {

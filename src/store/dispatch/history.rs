@@ -260,8 +260,9 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // While an event is released for a replay, the column `replay` names that replay, which has not published the
-    // event yet. The current message is then also in `earlier_messages`, with the replay that published it.
+    // The column `replay` usually names the replay that has published the current message. If a later replay has
+    // released the event but not published it, the column names the later replay. In this case
+    // `earlier_messages` also contains the current message, with the replay that has published it.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(index) => earlier.remove(index).replay,

@@ -156,8 +156,8 @@ impl EarlierOutcomes {
         Ok(())
     }
 
-    /// Whether an event at this position, which has no row there, might have been published from its table. The
-    /// row of such an event has another position, so the caller must look the event up by its id.
+    /// For an event that has no row at its position: whether an earlier session may have published the event from
+    /// its table. The row of such an event has another position, so the caller must look the event up by its id.
     pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
         self.from_tables_before
             .is_some_and(|end| at.commit.lsn() < end)

@@ -18,8 +18,8 @@ use crate::event::{EventPosition, EventRef, Standing};
 pub(super) enum Storing {
     /// All characters, because the encoding of the database is UTF-8.
     Everything,
-    /// Only ASCII, because every other encoding is missing some characters. Values from rows of the same
-    /// database always fit, but an error text may contain any character.
+    /// Only ASCII; all other characters are escaped. The encoding of the database is not UTF-8, so it lacks some
+    /// characters, and an error text may contain any character. Values from rows of this database always fit.
     Ascii,
 }
 

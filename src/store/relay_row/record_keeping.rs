@@ -92,9 +92,9 @@ impl RecordKeeping {
         self.records_published() && self.may_lack_records()
     }
 
-    /// Whether events with a `published` record are published again after a crash. They are if records may be
-    /// missing, because the relay then repeats the events around them, and the repeated events of a key must
-    /// be complete and in order.
+    /// Whether the relay publishes events with a `published` record again after a crash. If records may be missing,
+    /// the relay repeats the published events that have no record. The repeated events of a key must be complete and
+    /// in order, so the relay also repeats the events that have a record.
     pub(crate) fn repeats_published(self) -> bool {
         self.may_lack_records()
     }

@@ -117,8 +117,9 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// Returns at most three other releases that hold the keys for which this replay waits: the names of replays,
-/// and `None` for the quarantine. Once the relay has published the released events, the keys are free.
+/// Returns the other releases for which this replay waits, at most three. A release from quarantine is `None`, and
+/// the release of another replay is the name of that replay. This replay waits because they have released events of
+/// the same keys. It can continue once the relay has published those events.
 ///
 /// # Errors
 /// Database errors.

@@ -1,5 +1,5 @@
-//! Tests in which other sessions hold locks while days are added and dropped. The services are not held
-//! up, and the prune run continues.
+//! Tests in which other sessions hold locks while a prune run adds or drops the partition of a day. If the run
+//! does not get its own lock soon, it leaves that step to a later run, and continues. So services can keep inserting.
 
 use tokio_postgres::Client;
 

@@ -1,8 +1,9 @@
 //! Aggregates that a stranger has planted with the names of PostgreSQL's own aggregates and window functions.
 //! A stranger cannot create a window function, but PostgreSQL accepts an aggregate where a query calls one.
 
-/// Runs after the `PLANT` of the parent module. The functions of each planted aggregate count their calls, even if
-/// the aggregate reads no row.
+/// SQL that plants the aggregates. Runs after the `PLANT` of the parent module. The transition function and the final
+/// function of each aggregate count their calls. PostgreSQL calls the final function even if the aggregate reads no
+/// row, so the test notices every use of a planted aggregate.
 pub(super) const PLANT: &str = r#"
 CREATE FUNCTION evil.last(text) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog AS
     'BEGIN PERFORM evil.trap(); END';

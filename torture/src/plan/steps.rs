@@ -142,9 +142,11 @@ enum Family {
     Lease,
 }
 
-/// Draws the faults in which the slot is lost. If the relay does not notice that the slot was recreated, it
-/// publishes the rows that the new slot omits after later rows of their key. The judges can check the order of
-/// such late rows only after a single loss, so a schedule with such a loss has no other.
+/// Draws the faults in which the slot is lost.
+///
+/// If the slot is recreated and the relay takes it for the old slot, some rows are late. The new slot omits these rows,
+/// and the relay publishes them after later rows of their key. The judges can check the order of late rows only
+/// if the slot is lost once, so such a schedule contains no other loss.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);

@@ -18,9 +18,11 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     format!("bucket-{}", hash % buckets)
 }
 
-/// Splits each request into one request per run of consecutive events of the same aggregate. The aggregate is
-/// the key of the new request. The judges report an event that was published under the key of another bucket,
-/// because they expect no event of the aggregate under that key.
+/// Splits each request wherever the aggregate changes, so that the judges can check the order of each aggregate. The
+/// key of each part is its aggregate.
+///
+/// If an event was published under the key of a wrong bucket, the key of its part is made from that wrong key
+/// instead. The judges expect no events under such a key, so they report the event.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

@@ -28,11 +28,11 @@ pub(crate) enum Cause {
     Frozen,
     /// The relay's session was ended from outside, and another relay took over.
     TakenOver,
-    /// The relay's session was ended from outside. Before the relay read the reason, it noticed that
+    /// The relay's session was ended from outside. Before the relay read the error from PostgreSQL, it noticed that
     /// PostgreSQL had released its slot.
     GivenUp,
-    /// The relay's session was ended from outside. Before the relay read the reason, another session
-    /// had recreated and taken the slot.
+    /// The relay's session was ended from outside. Before the relay read the error from PostgreSQL, it noticed that
+    /// another session, its successor, held the slot: that session had recreated the slot.
     Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,
@@ -134,8 +134,8 @@ fn cause(
     let given_up = (evidence.log.given_up.iter())
         .filter(|found| **found >= before.received)
         .any(|found| is_ended_walsender(evidence, before, again, *found));
-    // The log line may be older than the first copy: the relay logs the takeover once, and may send a few more
-    // requests afterwards.
+    // The log line of the takeover may be older than the first copy of the event. The relay that has lost the slot logs
+    // the takeover once, and may send a few more requests afterwards. The first copy may be in one of them.
     let succeeded = (evidence.log.succeeded.iter())
         .any(|found| is_ended_walsender(evidence, before, again, *found));
     let closed = evidence.closes_connections
@@ -276,8 +276,8 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::Undecodable(_)
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
-            // These faults only change how Pub/Sub answers. `cause` judges the answer to the first copy and
-            // how long it took, so the fault itself explains nothing here.
+            // These faults only change what Pub/Sub answers, and when. `cause` finds such a reason without the fault:
+            // it looks at the answer to the first copy, and at how long the relay waited for it.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
             Action::Fail(_) | Action::FailSaying { .. } => None,

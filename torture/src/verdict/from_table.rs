@@ -54,8 +54,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
                 what: what.to_owned(),
             });
         };
-        // With `dispatch = exceptions`, a relay may have to recover after any crash. So it may read events from
-        // their table although the stream of the plan omits none.
+        // With `dispatch = exceptions`, a relay may have to recover after any crash. A recovery reads events from
+        // their table, even if no fault of the plan makes the stream omit events.
         let recovered = evidence.exceptions && evidence.log.recoveries() > 0;
         if evidence.from_table == FromTable::Never && !recovered {
             complain("it was read from its table, although the stream has delivered everything");

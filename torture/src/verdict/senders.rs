@@ -74,9 +74,9 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
         .collect()
 }
 
-/// The relay that was the sender at this time: the last one that had logged that it streams. `None`
-/// if that relay was already dead: its successor may have sent requests before the successor logged
-/// that it streams.
+/// Returns the relay that was the sender at the time `at`: the last relay that had logged that it streams.
+/// Returns `None` if this relay was already dead. The sender may be the next relay, which can send requests before
+/// it logs that it streams.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives

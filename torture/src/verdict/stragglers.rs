@@ -82,9 +82,11 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
             .any(is_the_end_of_a_client))
 }
 
-/// Returns the attempts without stragglers. An attempt is a straggler if a fault may have ended its
-/// connection, and if all its events had been stored before over connections that were opened after the fault
-/// began.
+/// Returns the attempts without stragglers. An attempt is a straggler if all of this is true:
+///
+/// - While it was in flight, a fault may have ended its connection or frozen its sender.
+/// - After the fault began, newer connections were opened.
+/// - Pub/Sub had already stored all its events over these newer connections.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();

@@ -25,12 +25,12 @@ use decoder::PgTimestamp;
 /// The assumed drift between the two clocks: 1 s in this number of seconds.
 const DRIFT: u32 = 5_000;
 
-/// The evidence about the server in a run of frames.
+/// The send times in a chunk of frames, from which the [`Lease`] computes when the server last heard us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct FrameEvidence {
-    /// Send time of the last frame, by the server's clock.
+    /// Send time of the last frame in the chunk, by the server's clock.
     pub(super) last_sent_at: Option<PgTimestamp>,
-    /// The last keepalive in the run: its send time, and whether it asks for a reply.
+    /// The last keepalive in the chunk: its send time, and whether it asks for a reply.
     pub(super) keepalive: Option<(PgTimestamp, bool)>,
 }
 

@@ -27,9 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One step of a random sequence.
 #[derive(Debug, Clone)]
 enum Step {
-    /// Outcomes of `events` events of one key, all published or all quarantined. The first `there`
-    /// events already have a row, as if the answer to the writer's commit was lost. After the `events`
-    /// events come `repeated` events, which were published before and must not get a row.
+    /// The writer gets the outcomes of `events + repeated` events of one key, all published or all quarantined.
+    ///
+    /// - The first `there` of the `events` events already have a row. In production this happens if PostgreSQL
+    ///   commits a batch, and the connection breaks before the writer learns of the commit.
+    /// - The `repeated` events come last. They were published before and must not get a row.
     Outcome {
         key: u8,
         publishes: bool,
