@@ -238,9 +238,11 @@ impl Metrics {
         self.events_published.get() + self.events_recorded.get()
     }
 
-    /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age
-    /// is unknown while the stream may lack rows that the relay has not found: while the publication is wrong or
-    /// cannot be checked, and while audits fail although the stream may have left out rows.
+    /// Age in seconds of the oldest event without an outcome. Returns 0 if there is no such event, and `None` if the
+    /// age is unknown. The age is also unknown if the stream may lack rows that the relay has not found yet:
+    ///
+    /// - The publication is wrong, or the relay cannot check the publication.
+    /// - The stream may have left out rows, and the audits that would find the rows fail.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {

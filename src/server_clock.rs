@@ -28,9 +28,10 @@ const SLACK: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Default)]
 pub struct ServerClock(Arc<Mutex<Option<ClockReading>>>);
 
-/// The estimate from the frames so far. Each frame gives an offset: the server's time at the instant
-/// `origin`, in Unix microseconds, if the frame had no delay. A delay makes the offset smaller, so the
-/// largest offset is best.
+/// The estimate from the frames so far. The relay computes an offset from each frame: the time at which the server
+/// sent the frame, minus the time that passed between `origin` and the relay's reading of the frame. Without a delay,
+/// the offset is the server's time at `origin`, in Unix microseconds. A delay makes the offset smaller, so the largest
+/// offset is the best estimate.
 #[derive(Debug, Clone, Copy)]
 struct ClockReading {
     origin: Instant,

@@ -25,7 +25,7 @@ use crate::{idle, peers, process, start};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only the scenarios with these names; a text that is not the name of a scenario selects all
+    /// Run only the scenarios with these names; a text that is not the name of a scenario selects all
     /// scenarios whose names contain the text
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     /// Run everything once with little data, to see that it works; the figures mean nothing
     #[arg(long, conflicts_with_all = ["events", "runs", "full"])]
     quick: bool,
-    /// Only the drains of the relay, with this other build of the relay as the baseline
+    /// Run only the scenarios in which the relay drains a backlog; the baseline is BINARY, another build of the relay
     #[arg(long, value_name = "BINARY")]
     against: Option<PathBuf>,
     /// Measure the release builds that are already in the target folder

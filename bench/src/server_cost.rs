@@ -1,9 +1,9 @@
-//! Measures the cost of a reader of the outbox for PostgreSQL: the CPU time of all server processes, and the
-//! bytes of WAL that the server writes, per event. The relay is compared with Debezium's engine.
+//! Measures what reading the outbox costs PostgreSQL, per event: the CPU time of all server processes, and the bytes of
+//! WAL that the server writes. The readers are the relay and Debezium's engine.
 //!
-//! The walsender must read the WAL of the relay's dispatch rows, as in production, but not the WAL of other
-//! drains. So each drain has its own slot, which is created before its backlog is written. A drain of the relay
-//! ends when the slot has confirmed the last event and the walsender has read all WAL.
+//! Each drain has its own slot, which the benchmark creates before it writes the backlog of this drain. So the
+//! walsender also reads the WAL of the relay's dispatch rows, as in production, but no WAL of earlier drains. A drain
+//! of the relay ends when the slot has confirmed the last event and the walsender has read all WAL.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -45,8 +45,8 @@ pub(crate) struct Totals {
     pub(crate) repeated: u64,
     /// Messages that Pub/Sub redelivered.
     pub(crate) redelivered: u64,
-    /// First copies that arrived out of order. In order, each version is the highest version that has
-    /// arrived for the order, plus one.
+    /// First copies that arrived out of sequence. A first copy is in sequence if its version is one above the
+    /// highest version that has arrived for the same [`OrderId`].
     pub(crate) out_of_order: u64,
     /// Messages that are not events of the demonstration.
     pub(crate) unreadable: u64,

@@ -82,8 +82,9 @@ fn start(args: &Args) -> Result<End> {
 /// or is dropped, all servers and processes of the demonstration are gone.
 ///
 /// # Errors
-/// Returns an error if an event was lost, out of order or delivered without a commit, or if a part
-/// of the demonstration did not start or ended on its own.
+/// - An event was lost, arrived out of order, or was delivered although its transaction did not commit.
+/// - A part of the demonstration, such as the relay, failed to start.
+/// - A part of the demonstration ended although nobody stopped it.
 async fn run(args: &Args, mut shutdown: watch::Receiver<bool>) -> Result<End> {
     let mut stop = async || {
         // `wait_for` fails if the task that watches the signals has ended. Stop then too, because a

@@ -1,6 +1,6 @@
 //! Reads a slot up to a position of the WAL with the crate `pgwire-replication` instead of our
-//! replication session, and counts the rows. This program decodes only the first byte of each message and
-//! maps nothing, so it has less to do than `null`.
+//! replication session, and counts the rows. This program does less work than the program `null`
+//! (`null.rs`): it decodes only the first byte of each message, and maps no rows to Pub/Sub messages.
 
 use pgwire_replication::{Lsn, ReplicationClient, ReplicationConfig, ReplicationEvent, TlsConfig};
 use tokio_postgres::config::Host;

@@ -15,9 +15,9 @@ pub struct CatalogType {
     pub named: Oid,
     /// Oid of the base type. If the type was dropped, the base type that the column has now.
     pub base: Oid,
-    /// Whether the type `named` was dropped.
+    /// Whether the type with the oid `named` was dropped.
     pub is_dropped: bool,
-    /// Name of the type `named`, as PostgreSQL prints it; `???` if that type was dropped.
+    /// Name of the type with the oid `named`, as PostgreSQL prints it. `???` if this type was dropped.
     pub name: String,
     /// Whether PostgreSQL can sort values of the base type, and can parse their text form again.
     pub has_order: bool,

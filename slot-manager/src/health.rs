@@ -280,8 +280,10 @@ fn lag(slot: &Slot, time: Option<Duration>, thresholds: &Thresholds) -> Lag {
 /// writing changes.
 const FARTHEST_LOSS: Duration = Duration::from_secs(90 * 86_400);
 
-/// Time until the slot is lost, if `safe_wal_size` keeps shrinking as fast as since the earlier observation.
-/// `None` if the time is unknown or above 90 days, or if `safe_wal_size` is not shrinking.
+/// Estimates the time until the slot is lost. The estimate assumes that `safe_wal_size` keeps shrinking at the same
+/// rate as between the earlier observation and now.
+///
+/// Returns `None` if the rate is unknown, if `safe_wal_size` is not shrinking, or if the estimate is 90 days or more.
 #[must_use]
 pub fn time_to_loss(slot: &Slot, earlier: SlotObservation<'_>) -> Option<Duration> {
     let left = slot.safe_wal_size?;

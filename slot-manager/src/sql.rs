@@ -21,10 +21,14 @@ use std::time::Duration;
 
 use crate::SlotName;
 
-/// The name of a role, a database or a prepared transaction as text. PostgreSQL stores the bytes that the client
-/// gave in any database of the cluster, and sending them fails if the encoding of our database lacks these bytes.
-/// Every byte can be sent from a UTF-8 or LATIN1 database. From others, bytes that are not ASCII are sent as escapes
-/// such as `\351`.
+/// The name of a role, a database or a prepared transaction, as text that PostgreSQL can send from our database.
+///
+/// All databases of a cluster share these names, but each database has its own encoding. PostgreSQL stores a name in
+/// the encoding of the database in which the name was given. If our database has another encoding, the name may
+/// contain bytes that are invalid in our database, and a statement that sends them fails.
+///
+/// A UTF-8 or LATIN1 database can send every byte. For a database with any other encoding, this expression writes
+/// bytes that are not ASCII as escapes such as `\351`.
 macro_rules! shared_name {
     ($name:literal) => {
         concat!(

@@ -18,7 +18,8 @@ use crate::store::relay_row::RecordKeeping;
 /// A gap that has left a trace in the catalogue.
 #[derive(Debug)]
 pub(super) struct PossibleGap {
-    /// Identifies the trace. A later change in the catalogue gives another text.
+    /// The changed values in the catalogue: the fingerprint of the publication, and the partitions of each table
+    /// that has new ones. If a later audit finds other values, the trace is new.
     trace: String,
     /// Whether each table may have rows of the gap, by the index of the table in the settings.
     tables: Vec<bool>,
@@ -37,12 +38,15 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Notes the traces of gaps in the catalogue. If every table may have a gap, for example because the
-    /// publication has changed, `change` is the fingerprint of the publication. A partition that had rows when
-    /// it was attached is also a trace, because the stream might not have contained these rows.
+    /// Looks for traces of a gap, and notes them in `self.gap`. There are two traces:
     ///
-    /// Returns true if the audit must begin again, because the trace is new and transactions that were open
-    /// when the audit began may have rows of the gap.
+    /// - `change` is set: every table may have a gap, for example because the publication has changed. The value is
+    ///   the fingerprint of the publication.
+    /// - A table has a new partition with rows. The stream might not have contained rows that were in the partition
+    ///   before it was attached.
+    ///
+    /// Returns true if the traces are new, so that the audit must begin again: transactions that were open when the
+    /// audit began may have rows of the gap.
     ///
     /// # Errors
     /// Database errors.
@@ -92,16 +96,21 @@ impl AuditState {
             .is_some_and(|gap| waiting.xmin < gap.horizon)
     }
 
-    /// Whether this audit compares the whole table with the index `table` in the settings. It does so once when the
-    /// trace of a gap is new, and once more when the gap can no longer grow.
+    /// Whether this audit compares all rows of a table, not only the recent ones. `table` is the index of the table in
+    /// the settings. The auditor compares all rows once when the trace of a gap is new, and once more when the gap can
+    /// no longer grow.
     pub(super) fn compares_whole(&self, table: usize, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_some_and(|gap| {
             gap.is_due(waiting) && gap.tables.get(table).copied().unwrap_or(true)
         })
     }
 
-    /// Whether this audit reads the former partitions. While a gap may grow, only the first audit reads them.
-    /// Later audits would read the same rows again, because no floor rises meanwhile.
+    /// Whether this audit reads the former partitions. Without a gap, every audit reads them.
+    ///
+    /// After a gap, the floors do not rise until all transactions that may have rows of the gap have ended. Until
+    /// that time, only the first audit reads the former partitions. Each further audit would begin at the same
+    /// floors, and read the same rows again. After these transactions have ended, an audit reads the former
+    /// partitions once more.
     pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
     }

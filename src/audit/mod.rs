@@ -251,9 +251,12 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to the transaction id `xmin` even if nothing else has changed, because the floor
-/// is not above the transaction that added the column `inserted_xid` yet. Until it is, the relay uses PostgreSQL's
-/// system column `xmin` for the rows that are older than the column, so an update makes such a row look new.
+/// Whether the floor should rise to the transaction id `xmin` even if nothing else has changed. The reason is a table
+/// that got the column `inserted_xid` later: the floor should soon be above the transaction that added the column.
+///
+/// In rows that are older than the column, `inserted_xid` does not name the transaction that inserted the row. So the
+/// relay uses PostgreSQL's system column `xmin` for these rows, and an update makes an old row look new. Once the floor
+/// is above the transaction that added the column, all these rows count as resolved.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

@@ -30,8 +30,8 @@ impl Captured {
             .with_suffix(&record.id_suffixes.of(self.shape.oid))
     }
 
-    /// The progress of an unfinished recovery in the table. `None` if no recovery has read it. Also `None` if
-    /// another column or sequence numbers the rows now, because the recorded `seq` then has no meaning.
+    /// The progress of an unfinished recovery in the table. `None` if no progress is recorded. Also `None` if the
+    /// recorded `seq` has lost its meaning: the table now has another `seq` column, or another sequence fills it.
     pub(crate) fn recovery_progress(&self) -> Option<&RecoveryProgress> {
         let progress = self.record.recovery_progress.as_ref()?;
         let same_numbers = progress.seq.is_none()
@@ -39,12 +39,16 @@ impl Captured {
         same_numbers.then_some(progress)
     }
 
-    /// Returns the progress of a recovery that has resolved the rows of transactions before `below` up to `seq`,
-    /// or with any `seq` if `seq` is `None`. `leaves` has the OIDs of the partitions that the table has now. The
-    /// progress leaves out other partitions, because the recovery might not have read their rows.
+    /// Returns the progress to record for a recovery. The recovery has resolved the rows that meet two conditions:
     ///
-    /// Returns `None` if the recorded progress is further, or if `seq` is set although no sequence fills an indexed
-    /// column `seq`.
+    /// - The row's transaction is older than `below`.
+    /// - The row's `seq` is not above the parameter `seq`. If the parameter is `None`, this condition does not apply.
+    ///
+    /// `leaves` has the OIDs of the partitions that the table has now. The progress does not include partitions that
+    /// were detached since the recovery began, because the recovery might not have read their rows.
+    ///
+    /// Returns `None` if an earlier recovery has recorded more progress. Also returns `None` if the parameter `seq` is
+    /// set, but the table has no indexed `seq` column that a sequence fills.
     pub(crate) fn recovery_progress_at(
         &self,
         below: u64,
@@ -76,9 +80,9 @@ impl Captured {
         self.shape.numbered().and_then(|seq| seq.numbering.clone())
     }
 
-    /// Returns each partition that has a floor of its own below `floor`, together with its own floor. For
-    /// some time, the relay did not capture such a partition or could not read it. So rows of the partition
-    /// may be unresolved if their transactions lie between its own floor and `floor`.
+    /// Some partitions have a floor of their own, because for some time the relay did not capture them or could not
+    /// read them. Returns the OID and the own floor of each partition whose own floor is below `floor`. Rows of such
+    /// a partition may be unresolved from its own floor on.
     pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {
         let CaptureRecord {
             uncaptured, unread, ..

@@ -61,7 +61,7 @@ pub(crate) struct CaptureStart<'a> {
 /// The moment when the capture of new tables begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureMoment {
-    /// Rows that this snapshot shows were committed before capturing began.
+    /// A row that is visible in this snapshot was committed before capturing began.
     pub(crate) since: Snapshot,
     /// The highest `seq` of each table, read before the snapshot was taken.
     pub(crate) tops: Tops,
@@ -242,8 +242,8 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// `slot-busy`, without any change, when a table has no record: the next session must see the earlier names of
-/// all tables. The errors of [`find_tables`].
+/// `slot-busy` if a table has no record. In this case no record changes: the missing record may have to continue a
+/// record that the next session finds by its table's earlier name (see [`claim`]). The errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;

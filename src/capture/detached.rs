@@ -50,9 +50,8 @@ pub(crate) enum DetachedState {
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
     pub(crate) captured: Captured,
-    /// The snapshot `since` of another captured table that now contains this table. Rows that are not visible
-    /// in this snapshot are published through that other table. `None` if no other captured table contains
-    /// this table.
+    /// Set if another captured table now contains this table: the snapshot with which the capture of that table
+    /// began. Rows that are not visible in this snapshot are published through that table.
     pub(crate) not_of_another: Option<Snapshot>,
 }
 
@@ -229,9 +228,10 @@ pub(crate) async fn refuse_detached(
     Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
 }
 
-/// Reads the shape of the detached table, with the `seq` column of the captured table. The catalogue does not
-/// show that an identity column of the captured table numbered the rows of a partition, so the relay would not
-/// choose this column by itself. If the detached table has no such column, reads the shape without it.
+/// Reads the shape of the detached table, with the same `seq` column as the captured table. The relay must name the
+/// column here. Otherwise it would not recognise an id column as the `seq`: the sequence of an identity column
+/// belongs to the captured table, and the catalogue does not show it for the detached table. If the detached table
+/// lacks the column, reads the shape without naming it.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();
     if let Some(seq) = &of.shape.seq {

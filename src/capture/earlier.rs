@@ -122,8 +122,9 @@ impl OutcomeLookup {
     }
 }
 
-/// Starts to look up the events of a transaction by their ids. The new ordinals begin above the recorded
-/// ordinals of the transaction and above the ordinal of the event `at`.
+/// Starts to look up the events of a transaction by their ids, from the event at the position `at` on. Chooses the
+/// first of the new ordinals that these events get: above every recorded ordinal of the transaction, and above the
+/// ordinal of `at`.
 async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, [at.commit]).await?;
     let last = recorded.max(at.ordinal);

@@ -164,13 +164,15 @@ impl ScannedRow {
     }
 }
 
-/// Sends the unresolved rows of `unrecorded` into the pipeline, and returns how many rows it has sent. The
-/// first event gets the position `next`, and each further event the next ordinal. The last rows stay in the
-/// sender's batch until the caller waits for [`queued`](TableSender::queued) or
-/// [`settled`](TableSender::settled).
+/// Sends the unresolved rows of `unrecorded` into the pipeline, one event for each row, and returns their number. The
+/// first event gets the position `next`, and each further event the next ordinal. The last rows stay in the sender's
+/// batch until the caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 ///
-/// - `reads` is called for each row that has a `seq`, with the ordinal of the next event and the `seq`.
-/// - `takes` is called after that for each row. If it returns false, the row is not sent.
+/// For each row, resolved or not, this function calls two closures of the caller:
+///
+/// 1. `reads`, if the row has a `seq`. The arguments are the ordinal that the row's event gets if it is sent, and
+///    the `seq`.
+/// 2. `takes`. If it returns false, the row is not sent.
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,

@@ -58,9 +58,9 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The name and the OID of this relation do not belong to the same table of this session. If the relation is
-    /// the current table of its name, a new session must claim the tables first. Otherwise the relation describes
-    /// a table as it was earlier, and its rows can be mapped.
+    /// This relation has the name of a captured table, but not the OID of the table that the session claimed under
+    /// this name. If the name now belongs to the relation's table, a new session must claim that table first.
+    /// Otherwise that table was dropped or renamed since, and the rows of the relation can be mapped.
     TableUnknown(Oid),
     /// The rows of this relation lack an optional column. [`Intake::refuse_incomplete`] must compare the relation
     /// with the present columns to find out whether the column was added later.

@@ -1,8 +1,9 @@
 //! Turns rows from the replication stream and from the captured tables into events.
 //!
 //! **The stream.** [`intake`] turns messages of the stream into events. After a restart, [`earlier`]
-//! finds the events that already have an outcome, so that they are skipped. [`moved`] decides whether a
-//! row that another transaction wrote first is a new event.
+//! finds the events that already have an outcome, so that they are skipped. Sometimes the stream contains an
+//! insert of a row that an earlier transaction had already inserted, for example because somebody moved the row to
+//! another partition. [`moved`] decides whether such an insert is a new event.
 //!
 //! **The tables.** The recovery and the auditor read the tables. Both must distinguish rows that still have
 //! to be published from rows that are older than the relay or already handled. To make this possible, each

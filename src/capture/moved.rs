@@ -235,7 +235,8 @@ impl MovedRows {
         }
     }
 
-    /// Whether the event with this id is already being sent, because its row was moved before.
+    /// Whether this session is already sending the event with this id, because it has received an earlier move of the
+    /// same row.
     pub(crate) fn is_being_sent(&self, event_id: &EventId) -> bool {
         self.sent_ids.contains(&event_id.uuid)
     }
@@ -266,9 +267,9 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // The floor decides only if records may be missing, because a missing record then proves nothing. If the
-        // records are complete, look up even a row below the floor: it may come from a table that was not
-        // captured before, and then it was never published.
+        // If published events may lack a record, a missing record proves nothing. So skip a row below the floor
+        // without a look-up. If the records are complete, look up even a row below the floor. Such a row may come
+        // from a table that was not captured before, so it may never have been published.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)

@@ -258,14 +258,14 @@ impl<'a> Scan<'a> {
 
     fn range_sql(&self, range: &str, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
-        // Rows that are older than the column `inserted_xid` all contain the transaction that added the column.
-        // So these rows are ordered by their `xmin` instead.
+        // In rows that are older than the column `inserted_xid`, the column names the transaction that added the
+        // column, not the transaction that inserted the row. So sort these rows by their `xmin` instead.
         let added = [&*record.added_xids, &*shape.missing_xids].concat();
         let xid = shape.inserted_xid_sql(&added, record.is_adopted);
         let by = match (&shape.seq, shape.numbered()) {
-            // `seq` has no index, so all rows are read in ranges of blocks. They have a `seq`, so it orders them.
+            // `seq` has no index, so the scan reads all rows in ranges of blocks, and then sorts them by `seq`.
             (Some(seq), None) => Some(&seq.column),
-            // The statement reads only rows without a `seq`, so their version orders them.
+            // The statement reads only rows without a `seq`, so the scan sorts them by their version.
             (Some(_), Some(_)) | (None, _) => shape.version.as_ref(),
         };
         let version = match by {

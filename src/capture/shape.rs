@@ -214,13 +214,17 @@ impl Shape {
         self.seq.as_ref().filter(|seq| seq.is_indexed)
     }
 
-    /// The transaction that inserted a row of `e`, as `xid8`. `added_xids` are the values of `inserted_xid` in rows
-    /// that are older than the column. `is_adopted` is the field of the table's record.
+    /// Returns the SQL expression for the transaction that inserted a row, as `xid8`. In the query, the table has
+    /// the alias `e`. The expression is the column `inserted_xid`, but it is `xmin` in these cases:
     ///
-    /// The expression uses `xmin` in a table without `inserted_xid`, for a row that is older than the
-    /// column, and for a row whose `inserted_xid` is an impossible transaction id. `xmin` is less exact: it has
-    /// only 32 bits, may be a subtransaction, and is lost when the table is rewritten. The expression extends
-    /// `xmin` to the latest transaction id with the same lower 32 bits.
+    /// - The table has no column `inserted_xid`.
+    /// - The row is older than the column. The column of such a row contains one of the `added_xids`, the
+    ///   transactions that added the column.
+    /// - The column contains an impossible transaction id: see [`has_own_xid_sql`](Self::has_own_xid_sql), which
+    ///   also explains `is_adopted`.
+    ///
+    /// `xmin` is less exact: it has only 32 bits, may be a subtransaction, and is lost when the table is rewritten.
+    /// The expression extends `xmin` to the latest transaction id with the same lower 32 bits.
     pub(crate) fn inserted_xid_sql(&self, added_xids: &[u64], is_adopted: bool) -> String {
         if !self.has_inserted_xid {
             return BY_XMIN.to_owned();
@@ -233,17 +237,17 @@ impl Shape {
         format!("case when {own} {added}then e.inserted_xid else {BY_XMIN} end")
     }
 
-    /// The condition that the column `inserted_xid` of a row of `e` holds a possible transaction id. Other values
-    /// occur if the writer of the row has set the column, or if the table was restored from a server with
-    /// higher transaction ids.
+    /// Returns the SQL condition that the column `inserted_xid` of a row contains a possible transaction id. In the
+    /// query, the table has the alias `e`. The column contains an impossible id if the writer of the row has set the
+    /// column, or if the table was restored from a server with higher transaction ids.
     ///
     /// A possible id is not higher than the row's `xmin`. Usually both are equal, so the condition tests the
     /// equality first, which is also the cheapest test. `xmin` is higher if a subtransaction inserted the row, or
     /// if the row was moved or updated.
     ///
-    /// With `is_adopted`, the condition does not compare the id with `xmin`, because the `xmin` of a restored row
-    /// is the transaction of the restore. Its `inserted_xid` is still valid: the row and the capture record
-    /// come from the same earlier server.
+    /// `is_adopted` means that the capture record and the rows were restored from an earlier server. The
+    /// `inserted_xid` of such a row is valid, but its `xmin` is the transaction of the restore. So with `is_adopted`
+    /// the condition does not compare the two.
     pub(crate) fn has_own_xid_sql(&self, is_adopted: bool) -> String {
         let is_old_enough = if is_adopted {
             String::new()
@@ -264,10 +268,12 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns top-level transactions, except for rows
-    /// with an impossible `inserted_xid`. If not, the expression may return a subtransaction, from a row's
-    /// `xmin`. The caller must not test a subtransaction with a snapshot, because the snapshot does not show
-    /// whether the subtransaction had ended.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) uses `xmin` only for rows with an impossible
+    /// `inserted_xid`. For all other rows, the expression then returns a top-level transaction.
+    ///
+    /// If false, the expression also uses `xmin` for rows that are older than the column, or for all rows. `xmin`
+    /// may be a subtransaction. The caller must not test a subtransaction with a snapshot, because a snapshot does
+    /// not show whether the subtransaction had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

@@ -77,12 +77,16 @@ impl<'a> Unrecorded<'a> {
         }
     }
 
-    /// Makes the row's event, with this position. If the row comes before the event that blocks its key, the
-    /// row's event gets a commit LSN below the commit LSN of the blocking event instead. Returns `None` if the
-    /// row's event is set aside, or if it was published and the row can no longer become a message.
+    /// Makes the row's event, with this position. If the row comes before the first quarantined event of its key, the
+    /// event gets another commit LSN: one below the commit LSN of the quarantined event.
+    ///
+    /// Returns `None` if there is nothing to publish:
+    ///
+    /// - The row's event is set aside, or is the first quarantined event of its key.
+    /// - The row's event was published before, and the row can no longer become a message.
     ///
     /// # Errors
-    /// The row cannot become a message.
+    /// The row cannot become a message, and its event was not published before.
     pub(crate) fn event(
         &mut self,
         row: &ReadRow,

@@ -33,8 +33,9 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// Whether to leave out rows that have no `seq` and that an unfinished recovery has resolved. If not, the walk
-    /// returns them as rows that are set aside.
+    /// Whether the walk leaves out rows without a `seq` that an unfinished recovery has already resolved. If false,
+    /// the walk returns these rows, but marks their events as set aside (`DispatchState`). The caller learns their
+    /// ids, and does not send them.
     pub(crate) without_recovered: bool,
     /// Which events have a record. If published events may lack a record, a missing record proves nothing, so
     /// the walk returns rows with a record too.
@@ -58,7 +59,8 @@ impl<'a> ScanWindow<'a> {
         }
     }
 
-    /// Selects the rows from the floor on that have no record.
+    /// Like [`unresolved`](Self::unresolved), for a relay that records every published event. The walk then returns
+    /// only rows without a record.
     pub(crate) fn unrecorded(captured: &'a Captured) -> Self {
         Self::unresolved(captured, RecordKeeping::COMPLETE)
     }
@@ -214,8 +216,8 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
-/// The condition that a row of `e` is in a partition with its own floor below `floor`, and belongs to a
-/// transaction from this own floor on. `None` if there is no such partition.
+/// The condition that a row of `e` is in a partition with a floor of its own, lower than `floor`, and that the row's
+/// transaction is not below the floor of its partition. `None` if no partition has a lower floor of its own.
 fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
     let xid = captured.inserted_xid_sql();
     let own = captured

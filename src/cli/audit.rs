@@ -65,10 +65,9 @@ pub(super) fn run(settings: &Settings, args: &AuditArgs) -> Result<ExitCode> {
 pub(super) struct ProgressLine {
     can_rewrite: bool,
     shown: Option<Instant>,
-    /// If the line is wider than the terminal, it takes several rows of the terminal: the number of rows above
-    /// the last one.
+    /// Number of terminal rows that the line fills above its last row. 0 unless the line is wider than the terminal.
     rows_above: usize,
-    /// The reasons of the notes that were written.
+    /// The `reason` of each note that [`note_once`](Self::note_once) has written.
     noted: Vec<String>,
 }
 

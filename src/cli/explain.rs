@@ -11,8 +11,8 @@ use super::raw_args::is_plain;
 use super::{output, wrap};
 use crate::error::{Code, Error, Result};
 
-/// docs/reference/checks.md, with a section for each code that is not an error code. A heading may
-/// name several codes.
+/// The page about checks. Each of its sections explains a check of `check` or `init`, and has the codes of the
+/// check in its heading. None of these codes is an error code.
 const CHECKS: &str = include_str!("../../docs/reference/checks.md");
 
 /// The groups in the list of all codes: exit code and heading.

@@ -50,9 +50,10 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the label and the text of the line about requests without an answer, for an event in the state
-/// `state`. `attempts` is the number of requests with which Pub/Sub may have stored the event. Returns `None` if
-/// all of these requests got an answer.
+/// Returns the label and the text of a line which says that Pub/Sub may have stored the event more often than
+/// `state` shows. `state` is the event's state in `outbox.dispatch`. `attempts` counts the requests that may have
+/// stored the event: requests without an answer, and the request that published the event. Returns `None` if there
+/// is no such request except the one that published the event.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {

@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
 /// this purpose.
 #[derive(Debug, Clone, Copy)]
 enum CommandPurpose {
-    /// The relay, whose sessions name the GRANT themselves.
+    /// The command `run`. The relay has already put the GRANT into the hint of the error.
     Relay,
     Command(Purpose),
     /// A command whose errors about privileges already say what to do.

@@ -1,4 +1,5 @@
-//! Corrects the raw arguments of the process before clap parses them, and hides them in clap's errors.
+//! Removes help flags that clap refuses from the arguments of the process, before clap parses the arguments. Also
+//! hides arguments that may contain a secret in clap's error texts.
 
 use std::ffi::OsString;
 

@@ -140,8 +140,8 @@ impl TypedValueParser for ChoiceParser {
     }
 }
 
-/// Creates the flag of a setting. The flag's help is one sentence; with `explain`, `--help` also gives
-/// the reasons.
+/// Creates the flag of a setting. The flag's help says in one short sentence what the setting does. If `explain`,
+/// `--help` gives a longer text instead, with the reason for the default.
 fn flag(key: &'static SettingKey, explain: bool) -> Arg {
     let arg = Arg::new(key.name).long(key.flag()).help_heading("Settings");
     let arg = match key.kind {

@@ -31,8 +31,8 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay, from which a trouble of this relay may continue. `None` once this
-    /// relay has streamed, begun a recovery, or been a standby.
+    /// The trouble that ended the previous relay. If the same trouble keeps this relay from starting, the trouble keeps
+    /// its start time. `None` once this relay has streamed, begun a recovery, or been a standby.
     earlier: Mutex<Option<Trouble>>,
     /// Whether this relay has streamed, or was a standby. If so, the error `table-captured` no longer stops it
     /// (`session`).
@@ -58,8 +58,7 @@ impl RelayState {
         self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the trouble that ended the previous relay. If the same trouble keeps this relay from starting, the
-    /// trouble keeps its start time.
+    /// Notes the trouble that ended the previous relay.
     pub(crate) fn ended_before(&self, trouble: Trouble) {
         *self.earlier() = Some(trouble);
     }

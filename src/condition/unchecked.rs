@@ -1,4 +1,4 @@
-//! Names the checks that may be impossible although the relay delivers.
+//! Names the checks that the relay may be unable to make while it delivers events normally.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,11 +6,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unchecked {
-    /// The publication and the slot.
+    /// The relay cannot check its publication and its slot.
     Publication,
-    /// Whether the stream leaves out rows. There is no sign that any row is missing.
+    /// The relay cannot check whether the stream leaves out rows. There is no sign that any row is missing.
     Tables,
-    /// Which rows the stream has left out. Some rows may be missing, and are not published until an audit succeeds.
+    /// The stream may have left out rows, for example because the publication or a table has changed. The relay
+    /// cannot find these rows, because its audit fails. They are not published until an audit succeeds.
     Gap,
 }
 

@@ -86,7 +86,8 @@ impl Verdict {
         }
     }
 
-    /// Adds to the verdict that the publication is wrong too, although the relay is held up for another reason.
+    /// Adds to the verdict that the publication is wrong. So far, the verdict describes only another fault, which
+    /// holds up the relay.
     fn also_not_streamed(&mut self, what: &str, remedy: &str) {
         self.severity = Severity::Error;
         self.meaning += &format!("; and rows are not streamed: {what}");
@@ -111,12 +112,14 @@ impl Verdict {
         }
     }
 
-    /// Returns the condition for the HTTP port, which anyone may read, with the state that all views show.
+    /// Returns the condition for `/status`, with the state of this verdict. Anyone who can reach the HTTP port may
+    /// read `/status`, so this function removes private details:
     ///
-    /// Replaces a message of PostgreSQL with the meaning of its code, because the message may name roles and
-    /// addresses. Keeps Pub/Sub's messages, because they name only topics. Keeps the holder of the slot, because
-    /// `condition::public` has already left out the holder's role and address. Removes the ordering keys, because
-    /// they may be personal data.
+    /// - Replaces a message of PostgreSQL with the meaning of its code, because the message may name roles and
+    ///   addresses.
+    /// - Keeps Pub/Sub's messages, because they name only topics.
+    /// - Keeps the holder of the slot, because `condition::public` has already left out its role and address.
+    /// - Removes the ordering keys, because they may be personal data.
     pub fn public(&self, mut condition: Condition) -> Condition {
         if !matches!(condition.state, State::BlockedOnPubsub | State::Down) {
             let code: Option<Code> = condition.code.as_deref().and_then(|code| code.parse().ok());
@@ -295,8 +298,8 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// Whether the relay's report says more than the state of the slot: the relay recovers from the loss of the slot, or
-/// something other than the slot prevents the recovery.
+/// Whether the report of the relay decides the state, although the relay cannot continue with the slot. The report
+/// decides in two cases: the relay is recovering, or an error that is not about the slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(

@@ -3,9 +3,9 @@
 //! The relay's log says when a topic begins to fail, then at most every ten seconds how many requests have
 //! failed, and when the topic works again (`lines`).
 //!
-//! Usually a topic works again once a request was published after the last failure, even if other requests of
-//! the topic still wait for their retry after an outage. If some requests of a topic fail while others
-//! succeed, the topic fails in part. Such a topic works again only when none of its lanes has a failed
+//! Usually a topic counts as working again once a request was published after the last failure, even if other
+//! requests of the topic still wait for their retry after an outage. If some requests of a topic fail while others
+//! succeed, the topic fails in part. Such a topic counts as working again only when none of its lanes has a failed
 //! request, or when nothing has failed for a while ([`QUIET_AFTER`]). Once a topic works again, the relay
 //! still remembers it for at least ten seconds. Otherwise a topic that fails now and then would get a line for
 //! every failure.
@@ -45,8 +45,8 @@ const SURVEY_SHARE: u32 = 100;
 /// part.
 const PARTLY_WITHIN: Duration = Duration::from_secs(3);
 
-/// A topic that fails in part works again after this long without a failure. This is longer than the longest
-/// pause before a retry, so the failed requests have usually been sent again by then.
+/// A topic that fails in part counts as working again after this time without a failure. The time is longer than the
+/// longest pause before a retry, so by its end the relay has usually retried the failed requests.
 const QUIET_AFTER: Duration = Duration::from_secs(15);
 
 /// Maximum number of keys that are named for each failing topic.

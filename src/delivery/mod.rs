@@ -1,7 +1,8 @@
-//! Carries each event to a recorded outcome: through a lane, a request and its answer to a dispatch row.
+//! Delivers events: puts each event into a lane, sends it to Pub/Sub, handles the answer, and records the outcome
+//! in a dispatch row.
 //!
-//! This part of a session does not depend on where an event came from. [`Delivery::progress`] returns which
-//! events are resolved; the caller decides what that means for the confirmed position.
+//! This part of a session does not depend on the source of an event, the stream or a table. [`Delivery::progress`]
+//! returns the resolved events. From these events, the caller computes the confirmed position.
 //!
 //! `requests` sends the requests that the lanes choose and decides what follows from each answer. `outcomes` handles
 //! the outcome of each event, and `records` has the writer of the dispatch rows. `failing_topics` knows which topics

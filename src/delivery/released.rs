@@ -268,9 +268,12 @@ impl Delivery {
 }
 
 impl EventOutcomes {
-    /// Records an event whose message is no longer in memory as released. The relay then reads the event's row from
-    /// the table again, and later events of its key wait until the event is published. If the key of the event is
-    /// blocked by an event in quarantine, the event is recorded as quarantined instead.
+    /// Takes an event whose message is no longer in memory, and records it as released. So the relay later reads the
+    /// event's row from the table again, and makes the message from it. Until the event is published, later events of
+    /// its key wait. There are two exceptions:
+    ///
+    /// - If an event in quarantine blocks the key, the event is recorded as quarantined.
+    /// - If the event was published before, it is dropped, and still counts as published.
     pub(super) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         let event = Event {
             origin,

@@ -121,7 +121,7 @@ impl Delivery {
             self.topic_maker.make(topic);
         }
         let pause = if load == Load::NotSent {
-            // No pause for this request alone: until Pub/Sub answers, one common pause delays all lanes.
+            // This request needs no pause of its own. Until Pub/Sub answers, all lanes share a pause between attempts.
             Duration::ZERO
         } else {
             let attempt = request.failed_attempts + 1;

@@ -116,8 +116,8 @@ impl Error {
     /// from which the value really came.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error whose text equals ours: it would be shown as the cause, and still name the
-        // variable.
+        // Drop an underlying error whose text equals ours. Its text keeps the name of the variable, so it would differ
+        // from ours after the replacement, and `causes` would show it.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {

@@ -31,9 +31,11 @@ pub use position::{CommittedAt, EventPosition};
 pub enum Standing {
     /// The event has no row yet; its outcome adds one.
     New,
-    /// The event gets no new row, for one of two reasons. Either this session records no published events, or a row
-    /// already says that the event is published. In the second case, other events of the key may lack rows. To keep
-    /// the order, the relay then publishes the whole key again, including this event.
+    /// The event gets no new row, for one of two reasons:
+    ///
+    /// - This session records no published events.
+    /// - A row already says that the event is published. The relay publishes the event again, because other events
+    ///   of its key may have been published without a row. To keep the order, the relay repeats the whole key.
     NeedsNoRow,
     /// The event was released from quarantine, or is being replayed. It has a row already, and its
     /// outcome changes that row. The event does not hold back the confirmed position, because its row is

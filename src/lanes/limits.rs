@@ -15,8 +15,8 @@ pub(super) const MAX_BYTES: usize = 9_000_000;
 /// Number of bytes that frame one message in a request: its tag and length.
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
-/// A lane with this many messages sends at once, even if more input is available. A larger request would save
-/// little: a message costs hardly less in the largest request.
+/// A lane with this many messages sends at once, even if more input is available. A larger request would save little,
+/// because this many messages already share the fixed cost of the request.
 pub(super) const WORTHWHILE_MESSAGES: usize = 100;
 
 /// A lane with this many bytes of messages sends at once, even if more input is available. Copying these bytes costs
@@ -35,7 +35,8 @@ pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
 /// First pause between the starts of two attempts while no request reaches Pub/Sub. All lanes share this
 /// pause. It doubles with each attempt, up to [`LAST_PROBE_PAUSE`].
 pub(super) const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause between two attempts. The relay notices at most this late that Pub/Sub is back.
+/// Longest pause between the starts of two attempts while no request reaches Pub/Sub. So the relay tries again at most
+/// this long after Pub/Sub is back.
 pub(super) const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Number of lanes per topic for messages without an ordering key, and thus the maximum number of such
@@ -64,10 +65,11 @@ pub enum Load {
     /// It is unknown whether Pub/Sub has stored the request, for example after a timeout: lower the global
     /// limit.
     Reduce,
-    /// This topic is over its quota: lower the limit of this topic. Raise the global limit, because Pub/Sub has
-    /// answered.
+    /// This topic is over its quota: lower the limit of this topic. The answer also shows that Pub/Sub can be reached,
+    /// so raise the global limit, up to its maximum.
     ReduceTopic,
-    /// The failure does not come from load: lower no limit. Raise the global limit, because Pub/Sub has answered.
+    /// The failure does not come from load, for example because the topic is missing: keep the limit of the topic. The
+    /// answer shows that Pub/Sub can be reached, so raise the global limit, up to its maximum.
     Keep,
 }
 

@@ -53,7 +53,7 @@ pub struct Lanes {
     by_key: HashMap<LaneKey, usize, foldhash::fast::RandomState>,
     /// Indexes of lanes that may have something to send, in the order in which they take turns.
     ready: VecDeque<usize>,
-    /// Indexes of lanes that have become worthwhile or were unparked since they last sent.
+    /// Indexes of lanes that should not linger, because they are worthwhile (`Lane::is_worthwhile`) or were unparked.
     worthwhile: VecDeque<usize>,
     waiting: BTreeSet<(Instant, usize)>,
     in_flight: usize,

@@ -127,7 +127,7 @@ impl Attributes {
         }
         for name in [traceparent, tracestate] {
             if let Some(value) = trace_context::value(text, name) {
-                // Ignore the error, because a value that is too long is left out.
+                // `add` refuses a value that is too long. Ignore this error: the event is sent without the value.
                 let _ = self.add(name, &value);
             }
         }

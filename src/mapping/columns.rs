@@ -269,7 +269,7 @@ impl EventColumns {
             Ok(id) if id.as_deref().is_none_or(str::is_empty) => {
                 Some(self.id.null("the event's id"))
             }
-            // `headers` and `occurred_at` come last, after the payload.
+            // Check `headers` and `occurred_at` only after the payload (in `texts`, below).
             Ok(_) => self.texts_before_payload().find_map(fault),
             Err(fault) => Some(fault),
         }

@@ -58,7 +58,7 @@ impl<'a> Bytea<'a> {
     }
 }
 
-/// Marks the bytes that are not a hexadecimal digit in [`NIBBLES`].
+/// The entry in [`NIBBLES`] for each byte that is not a hexadecimal digit.
 const NOT_HEX: u8 = 0x80;
 
 /// Value of each hexadecimal digit; [`NOT_HEX`] for any other byte.

@@ -225,9 +225,9 @@ pub enum Limit {
     OrderingKey,
     /// Number of attributes.
     Attributes,
-    /// Bytes of an attribute's name. The field is the start of the name.
+    /// Bytes of an attribute's name. The field has the first characters of the name, for the error text.
     AttributeKey(String),
-    /// Bytes of an attribute's value. The field is the attribute's name.
+    /// Bytes of an attribute's value. The field has the attribute's name.
     AttributeValue(String),
 }
 

@@ -135,8 +135,8 @@ pub struct ColumnSettings {
     /// in this order. If this field is not set, the relay uses a column called `seq`. If there is none, it uses the
     /// `id`, but only if a sequence fills the `id`.
     pub seq: Option<String>,
-    /// The event's topic. A value that is neither null nor empty takes precedence over `topic_rules` and
-    /// `topic`. If this field is not set, no column names the topic.
+    /// The column with the event's topic. If its value is neither null nor empty, the value takes precedence over
+    /// `topic_rules` and `topic` of [`TableSettings`]. If this field is not set, no column names the topic.
     pub topic: Option<String>,
 }
 
@@ -205,8 +205,8 @@ impl ColumnRole {
 }
 
 impl ColumnSettings {
-    /// The role that a template means by this name in braces. `None` if it means the column of this name, for example
-    /// `topic` if no topic column is configured.
+    /// The role that `{name}` in a template stands for. `None` if `{name}` stands for a column that is called `name`.
+    /// For example, `{topic}` stands for a column called `topic` if the settings choose no topic column.
     pub(super) fn role_in_template(&self, name: &str) -> Option<ColumnRole> {
         let role = ColumnRole::ALL
             .into_iter()

@@ -180,9 +180,10 @@ impl TopicResolver {
         Ok(topic)
     }
 
-    /// Returns the full name of the topic in `rendered`, and adds the name to its cache. With a `prefix`,
-    /// `rendered` is the id of a topic in the project of the prefix. Without a prefix, `rendered` is a value
-    /// of the topic column.
+    /// Returns the full name of the topic that the buffer `rendered` names, and caches the full name:
+    ///
+    /// - With a `prefix`, the buffer has the topic's id, and the prefix names the project. The cache is `rendered_ids`.
+    /// - Without a prefix, the buffer has a value of the topic column. The cache is `named`.
     fn intern(&mut self, row: &[Value<'_>], prefix: Option<&str>) -> Result<Arc<str>, EventFault> {
         let names = match prefix {
             Some(_) => &self.rendered_ids,

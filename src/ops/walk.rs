@@ -34,12 +34,14 @@ const PLAN: &str = "\
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \
     SET jit = off";
 
-/// The action of a walk on its rows.
+/// What a walk does in addition to counting the rows of each verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WalkAction {
+    /// Also returns the names of some events.
     Read,
-    /// Like `Read`, but without the names of events.
+    /// Only counts.
     Count,
+    /// Also deletes the rows with the verdict [`GO`].
     Delete,
 }
 

@@ -12,7 +12,7 @@ use crate::throttled_log::ThrottledLog;
 pub(crate) struct Announcements(Mutex<ThrottledLog<&'static str>>);
 
 impl Announcements {
-    /// Whether to log another attempt for this reason. Returns false if the last such line was logged a moment ago.
+    /// Whether to log another attempt for this reason. Returns false if the relay has logged one a moment ago.
     pub(super) fn are_due(&self, reason: &RecoveryCause) -> bool {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.due(reason.name()).is_some()

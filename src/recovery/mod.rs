@@ -256,7 +256,8 @@ impl Recovery {
         }
     }
 
-    /// Raises the floors and removes the mark: everything that the snapshot shows is resolved.
+    /// Records that the recovery has resolved every row that its snapshot shows. Raises the floors of the tables to the
+    /// snapshot's `xmin`, and removes the recovery mark from the relay's row.
     async fn write_down(&self, sql: &Sql, detached: &[DetachedTable]) -> Result<()> {
         let (slot, records) = (&self.subject.slot, self.subject.records);
         let floor = self.point.snapshot.xmin();
@@ -313,7 +314,7 @@ impl Recovery {
     /// captured table. The recovery remembers the event ids of the rows, and does not publish their copies.
     ///
     /// If there are more event ids than the recovery can remember, waits until all rows of former partitions have an
-    /// outcome. With full records, the recovery can recognise every copy by the record of its event.
+    /// outcome. With full records, each of these events then has a record, by which the recovery recognises a copy.
     async fn read_detached(
         &mut self,
         detached: &[DetachedTable],

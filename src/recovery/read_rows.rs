@@ -52,13 +52,13 @@ pub(super) struct ReadRows {
 }
 
 impl ReadRows {
-    /// Creates the memory of a recovery, without rows.
+    /// Creates the memory of a recovery that has read no rows yet.
     ///
-    /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot. At
-    ///   or after this position, the stream contains no row that the snapshot shows.
-    /// - `recorded`: the snapshot of the recovery, if every event has a record.
-    /// - `resolved_below`: for each table, a transaction number: all rows of older transactions are resolved. Used
-    ///   only without `recorded`.
+    /// - `repeated_before`: a WAL position if the recovery has kept its slot, otherwise `None`. From this position on,
+    ///   the stream contains no row that the recovery's snapshot shows.
+    /// - `recorded`: the recovery's snapshot. `None` if published events may lack a record.
+    /// - `resolved_below`: a transaction number for each table. All rows of older transactions are resolved. 0 means
+    ///   that no such number is known. Used only without `recorded`.
     pub(super) fn new(
         repeated_before: Option<Lsn>,
         recorded: Option<&Snapshot>,
@@ -147,10 +147,13 @@ impl RowsFromTables {
         self.xid = xid;
     }
 
-    /// Whether the relay must skip the event of the current transaction, because the event is resolved, or because
-    /// this session has read it from a table. `table` is the index of its table in the settings. Also looks into
-    /// `rows`: an event from a table without an outcome has no record, and its id may be missing in the set of
-    /// remembered ids.
+    /// Whether the relay must skip this event of the current transaction. `table` is the index of the event's table in
+    /// the settings. The relay skips the event in these cases:
+    ///
+    /// - The event is resolved, because its transaction is below the floor of the table.
+    /// - This session has read the event from the table and remembers its id.
+    /// - This session has read the event from the table, and the event has no outcome yet (`rows`). The event has no
+    ///   record then, and the bounded set of ids may lack its id.
     pub(crate) fn has(&self, table: usize, event_id: &EventId, rows: &TableRows) -> bool {
         let resolved = self.resolved.get(table).and_then(Option::as_ref);
         let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));

@@ -47,8 +47,8 @@ pub(crate) struct OpeningFacts<'a> {
     pub(crate) has_other_table: bool,
     /// The WAL position at which capturing began, if a command has recorded that position.
     pub(crate) since_lsn: Option<Lsn>,
-    /// Whether an unfinished recovery can continue, because the tables and settings still allow the
-    /// recovery to find the rows that it has not read yet.
+    /// Whether the tables and settings still allow an unfinished recovery to find the rows that it has not read
+    /// yet. If not, the recovery begins again.
     pub(crate) can_continue: bool,
 }
 

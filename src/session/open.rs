@@ -52,8 +52,8 @@ pub(super) type SideTasks = (Supervisor, Auditor);
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot of the recovery, which publishes from the tables the rows that this slot does not stream. `None` if
-    /// no recovery is needed.
+    /// The slot, for the recovery with which the session begins. `None` if no recovery is needed. A recovery publishes
+    /// from the tables the rows that the slot may not stream.
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,

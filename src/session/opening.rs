@@ -53,9 +53,9 @@ impl SessionRunner {
         }
     }
 
-    /// Writes the condition to the relay's row while the opening waits or recovers, and removes it
-    /// afterwards. `said` has the condition in the row, and the time when it was written. Writes an unchanged
-    /// condition again after [`REWRITE_AFTER`], so that the commands know that this relay still runs.
+    /// Writes the relay's condition to its row while delivery is held up or a recovery begins. Removes the condition
+    /// from the row afterwards. Writes an unchanged condition again after [`REWRITE_AFTER`], so that the commands know
+    /// that this relay still runs. `said` is the last written condition, and the time at which it was written.
     async fn write_wait(&self, said: &mut Option<(Condition, Instant)>) {
         let condition = self.metrics.condition(&self.state);
         // `Recovering` is written too, because a command can see that the slot is missing, but not that the

@@ -349,8 +349,9 @@ impl Pipeline {
         self.intake.refuse_incomplete(relation, &now)
     }
 
-    /// Ends the session with an error if the relation is the table that has this name now. The next session claims
-    /// the table, and so decides its rows' event ids.
+    /// Returns an error, which ends the session, if the relation is the current table of its name, but the session has
+    /// claimed an earlier table under this name. The next session claims the current table. Only a claim decides which
+    /// topics and event ids the rows of a table get.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         claim::refuse_current(self.source.target(), described).await?;

@@ -105,7 +105,8 @@ pub(super) async fn mark_for_recovery(
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 let stuck = || session_end_before_retry(&ended, what);
-                // If another relay has taken the slot, that relay marks it, and this relay tries again as a standby.
+                // `marked` is false if another relay has taken the slot. That relay marks the slot itself if necessary.
+                // The error about the columns would stop this relay. It has to become a standby instead, so try again.
                 let tries_again = marked || is_of_columns(&ended);
                 (tries_again, wrong_publication.unwrap_or_else(stuck))
             }

@@ -143,7 +143,7 @@ pub(crate) struct EarlierSession {
     pub(crate) confirmed_is_final: bool,
     /// Why a recovery has begun or was requested; `None` if none is pending.
     pub(crate) recovering: Option<String>,
-    /// How that recovery can be continued, if it has created or kept its slot.
+    /// What the next session needs to continue that recovery. `None` if there is no recovery that can continue.
     pub(crate) unfinished: Option<Unfinished>,
     /// `Exceptions` if events above the floors may have been published without a row, otherwise `Full`.
     pub(crate) dispatch: Dispatch,
@@ -248,8 +248,7 @@ pub(crate) enum Audit {
     Everything,
 }
 
-/// The values about record keeping and the publication that a session, an audit or a recovery writes to the
-/// row.
+/// The mode of record keeping and the publication, as a session, an audit or a recovery writes them to the row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayMode<'a> {
     pub(crate) records: RecordKeeping,
@@ -264,7 +263,8 @@ pub(crate) struct ServedSlot<'a> {
     pub(crate) instance: &'a str,
 }
 
-/// Records that this process serves the slot. Records `compared_with` as the publication if none is recorded.
+/// Records that this process serves the slot. `compared_with` is a fingerprint of the publication. A row without an
+/// audited publication gets this fingerprint, unless the auditor must compare all rows.
 pub(crate) async fn take(
     sql: &Sql,
     served: ServedSlot<'_>,

@@ -86,8 +86,9 @@ async fn the_topic_of_a_waiting_event_is_looked_up_however_many_rows_are_newer()
     }
 }
 
-/// Because of the rule, the topic depends on the aggregate type, which the template does not contain. The type of the
-/// waiting event matches no rule, so the template determines its topic, and `check` must look up this topic too.
+/// The settings have topic rules, so a topic depends on the aggregate type, although the template does not name it. The
+/// aggregate type `other` of the waiting event matches no rule. So the template makes its topic from the event type
+/// `Placed`, and `check` must look up this topic too.
 #[tokio::test]
 async fn the_topic_of_a_rule_is_looked_up_too() {
     let (_emulator, host) = emulator().await;

@@ -166,8 +166,8 @@ fn of_pubsub(
     }
 }
 
-/// Returns the environment variables that pass the secret in other forms of libpq: as pairs of name and value,
-/// with several servers, and in a service file.
+/// Returns the environment variables that pass the secret in one of these ways: in a connection string of
+/// `name=value` pairs, in a URL with several hosts, or with a connection service file of libpq.
 fn forms_of_libpq(
     way: usize,
     secret: &str,

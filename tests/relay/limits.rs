@@ -189,7 +189,9 @@ async fn a_relay_that_lost_its_slot_waits_for_a_free_one() {
         std::future::ready((now >= before + 4).then_some(()))
     })
     .await;
-    // The first attempt marks a recovery, and the other attempts begin this unfinished recovery again.
+    // The first attempt recovers because the slot is missing. Then it fails, so every later attempt recovers
+    // because a recovery is unfinished. The relay logs the first attempt of each cause, and suppresses the lines of
+    // the attempts that follow soon.
     let lines = relay.log().matches("recovering: ").count();
     assert_eq!(lines, 2, "{}", relay.log());
     database

@@ -5,9 +5,9 @@
 use crate::harness::{self, Database, Relay, eventually};
 use crate::mapping::Subscriber;
 
-/// Executes `before`, and alters the type of `column` while two rows wait in the WAL. Returns the ordering key and the data of all
-/// messages. They come from a row that the relay published before the change, from the two rows that wait,
-/// and from a row that is inserted after the change.
+/// Executes `before`, and alters the type of `column` while two rows wait in the WAL. Returns the ordering key and
+/// the data of all messages. They come from a row that the relay published before the change, from the two rows
+/// that wait, and from a row that is inserted after the change.
 async fn delivered(
     before: &str,
     column: &str,
@@ -147,7 +147,8 @@ async fn columns_without(database: &Database, left_out: &str) -> String {
     database.text(&columns).await
 }
 
-/// The publication leaves `column` out for a while. `before` is executed first. A later session finds nothing to do.
+/// Executes `before`. Then the publication leaves `column` out for a while, and `is_running` says whether a relay runs
+/// at that time. Checks that all rows are published with the column, and that a later session has nothing to audit.
 async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
     let database = Database::private().await;
     if !has_column_lists(&database).await {
@@ -202,7 +203,8 @@ async fn rows_without_a_needed_column_that_the_publication_left_out_are_publishe
     left_out_for_a_while("SELECT 1", "event_type", true).await;
 }
 
-/// As the last column of the table, it could also have been added later.
+/// PostgreSQL adds a new column as the last one. So if the stream lacks the last column, the relay could think that
+/// the rows are older than the column, and publish them without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_relay_publishes_no_row_without_the_last_column() {
     let last =

@@ -76,8 +76,8 @@ async fn a_server_without_room_for_locks_puts_no_event_into_quarantine() {
         .await;
     database.drop_slot().await;
 
-    // Stop the recovery in the middle of the table: during the outage, the rows that it has read fill the memory
-    // budget. It must read the other rows while the server has no room for locks.
+    // An outage of Pub/Sub stops the recovery in the middle of the table, once unpublished rows fill the memory
+    // budget. The recovery has to read the other rows after the outage, when the server has no room for locks.
     let outage = emulator
         .faults()
         .inject(Fault::new(Action::Fail(Code::Unavailable)));

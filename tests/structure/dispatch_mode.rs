@@ -6,13 +6,14 @@ use regex_lite::Regex;
 use crate::crates::product;
 use crate::source::{modules_in, shown};
 
-/// Maximum number of files whose code may name the mode, apart from tests.
+/// Maximum number of files whose code may match [`MODE`], apart from tests.
 const FILES_MAX: usize = 8;
 
-/// The file that answers the questions about the mode.
+/// The file of `RecordKeeping`, which other files ask instead.
 const HOME: &str = "src/store/relay_row/record_keeping.rs";
 
-/// Matches the type of the setting, its variant, and a comparison with the word "exceptions".
+/// Matches code that names the mode: the type `Dispatch` of the setting, its variant `Exceptions`, or a
+/// comparison with the word "exceptions".
 const MODE: &str = r#"\b(?:Dispatch|Exceptions)\b|[!=]= "exceptions""#;
 
 #[test]

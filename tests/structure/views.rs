@@ -50,8 +50,8 @@ static STATEMENT_CALL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(METHODS).expect("a valid pattern")
 });
 
-/// Matches the text of a statement that reads or writes rows. DDL does not match, because hints of
-/// the views quote DDL.
+/// Matches the text of a statement that reads or writes rows. Does not match DDL, because a view may advise the
+/// operator to run DDL, for example "alter table a.x add column seq".
 static STATEMENT_TEXT: LazyLock<Regex> = LazyLock::new(|| {
     const FORMS: &str = r"(?i)^\s*select\b|\bselect\s[^.;]*\sfrom\s|\binsert\s+into\s|\bdelete\s+from\s|\bupdate\s+\S+\s+set\s|^\s*set\s+\w+\s*=";
     Regex::new(FORMS).expect("a valid pattern")

@@ -33,7 +33,7 @@ pub(crate) struct Plan {
     pub(crate) answer_delay: Duration,
     /// The age at which Pub/Sub sends GOAWAY on a connection. `None` means never.
     pub(crate) goaway: Option<Duration>,
-    /// When events that Pub/Sub refuses are released.
+    /// When the events that Pub/Sub refuses are released from quarantine.
     pub(crate) release: Release,
     pub(crate) steps: Vec<Step>,
     /// Random numbers for the writers and everything else in the schedule.
@@ -70,7 +70,7 @@ pub(crate) enum FaultFamily {
     Everything,
 }
 
-/// When Pub/Sub stops refusing events and the quarantined events are released.
+/// When the refused events are released from quarantine. Pub/Sub stops refusing them right before their release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Release {
     Never,

@@ -258,8 +258,8 @@ impl Stage<'_> {
             .pubsub
             .inject(times.into_iter().fold(fault, PublishFault::times));
         self.injected.push(id);
-        // Pub/Sub uses the first fault that applies. So inject the fault that delays every answer
-        // again, to keep it behind this one.
+        // Pub/Sub uses the first fault that applies, and the fault that delays answers always applies. So move that
+        // fault behind the new one.
         self.slow_down();
         id
     }

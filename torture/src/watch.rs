@@ -54,9 +54,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Starts the watch. `has_table_rows` means that some rows may be read from their table. The slot has
-    /// already passed the positions in their dispatch rows when the relay writes these rows, so `records_below`
-    /// must not count them.
+    /// Starts the watch. `has_table_rows` means that the relay may publish some rows from their table. The slot may
+    /// already have confirmed the position of such an event when the relay writes the event's dispatch row. So
+    /// `records_below` does not count the dispatch rows of these events.
     pub(crate) fn start(database: Database, journal: Journal, has_table_rows: bool) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let records_below = if has_table_rows {

@@ -3,8 +3,8 @@
 //! `h2` writes frame by frame and flushes after each frame, and a request with one message is two frames. In
 //! a measurement where every event had its own key, these system calls took a fifth of the relay's CPU time.
 //! So a flush here sends nothing. It only schedules the connection's task again, behind the tasks that are
-//! ready now and may add requests. When the connection's task runs again, it reads first, and each read sends
-//! the buffered data.
+//! ready now and may add requests. When the connection's task runs again, `h2` begins by reading from the
+//! connection. Our `poll_read` sends the buffered data before it reads.
 
 use std::io;
 use std::pin::Pin;
@@ -116,8 +116,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathering<T> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let sent = self.poll_send(cx);
-        // If the connection cannot accept all data now, the task is already due: the connection wakes it once
-        // it can accept more. So the next flush need not schedule the task.
+        // If the connection cannot accept all data now, the connection wakes the task once it can accept more. So
+        // the task counts as scheduled, and the next flush need not wake it.
         self.is_due = sent.is_pending();
         match (Pin::new(&mut self.io).poll_read(cx, into), sent) {
             // Report a failed write only when nothing is left to read, because answers may have arrived before

@@ -22,8 +22,10 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// Number of entries for which an empty [`Watermark`] keeps its memory, because so little memory is not worth
-/// freeing. Also limits the queue, which has at most `2 * KEPT` more resolved entries than unresolved entries.
+/// The capacity that an empty queue of a [`Watermark`] keeps. So little memory is not worth freeing.
+///
+/// Also limits the resolved entries that stay in the queue behind an unresolved one: when they outnumber the unresolved
+/// entries by more than `2 * KEPT`, all resolved entries are removed.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,

@@ -261,7 +261,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// Sets new ack deadlines, counted from now. With 0 seconds the message waits again at once.
+    /// Sets new ack deadlines, counted from now. A deadline of 0 seconds makes the message available for another
+    /// delivery at once.
     pub(crate) fn modify_ack_deadline(
         &self,
         ack_ids: &[String],

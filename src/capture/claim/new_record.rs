@@ -1,9 +1,9 @@
 //! Creates the capture record of a table that has none.
 //!
-//! Usually the table is captured from now on. But its name may have been captured already: the earlier table of
-//! this name was renamed to another captured name, and took its record along. Then the new record continues the
-//! earlier one. Otherwise rows that are already in the new table would count as older than the start of capturing,
-//! and would never be published.
+//! Usually the capture of the table begins now. The exception is a new table that has the name of an earlier captured
+//! table. The earlier table was renamed to another captured name, and keeps its record. The new table's record copies
+//! the bounds of that record, such as the floor and the snapshot with which the capture began. If the capture began
+//! now instead, the relay would never publish the rows that are already in the new table.
 
 use std::collections::BTreeMap;
 

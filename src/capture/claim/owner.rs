@@ -86,13 +86,13 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
 }
 
 /// Refuses a table that does not belong to our slot yet, if another slot captures its parent or one of its
-/// partitions. Otherwise our table would get a new record. In the new record, shared rows that the other relay has
-/// not delivered count as older than the start of capturing, so our relay would never publish them. Also refuses a
-/// table that would have to take over more than one record.
+/// partitions. The two tables share rows, and our relay would capture its table only from now on. So our relay would
+/// never publish the shared rows that the other relay has not delivered. Also refuses a table that would have to take
+/// over more than one record.
 ///
-/// This function does not handle two tables that already belonged to their slots before one was attached to
-/// the other. In this case, [`refuse_others`] refuses the relay of the partitioned table. The relay of the
-/// partition continues, because it owns the rows of the partition and delivers them in their order.
+/// Not here: two relays that each captured a table before one table was attached to the other. [`refuse_others`]
+/// refuses the relay that captures the partitioned table. The relay that captures the partition continues, because it
+/// owns the rows of the partition and delivers them in their order.
 ///
 /// # Errors
 /// `table-captured`.

@@ -167,8 +167,9 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records with event ids that rows of a copy would have. The other records belong to rows with
-/// `inserted_xid`, or to earlier tables.
+/// Keeps only the records whose rows would have the same event ids in a copy of the table. An event id without
+/// `inserted_xid` is computed from the row's id, and from the table's identity and suffix. A record with another
+/// event id belongs to a row with `inserted_xid`, or to a table that the replaced table had itself replaced.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,

@@ -11,8 +11,8 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
 use crate::postgres::{Sql, Target};
 
-/// Returns an error if one of the names belongs to another table than the one in `claimed`, which has the OIDs of
-/// the tables that the session has claimed. A missing table is no error here.
+/// Returns an error if a configured name now belongs to another table than the one that the session claimed under this
+/// name. `claimed` has the OID of each of `tables` when the session claimed it. A missing table is not an error here.
 ///
 /// # Errors
 /// `slot-busy`; database errors.
@@ -30,9 +30,10 @@ pub(crate) async fn refuse_replaced(
     Ok(())
 }
 
-/// Returns an error if the relation from the stream, which the session has not claimed under this name, is the
-/// table that has this name now. Returns no error if the table was dropped or renamed since. Reads the catalogue
-/// over a new connection.
+/// Checks a relation from the stream whose OID differs from the OID of the table that the session claimed under this
+/// name. Returns an error if the name now belongs to the relation's table, because the next session must claim that
+/// table. Returns no error if the relation's table was dropped or renamed since. Reads the catalogue over a new
+/// connection.
 ///
 /// # Errors
 /// `slot-busy`; connection and database errors.

@@ -54,8 +54,8 @@ impl Streamed {
     /// Two causes lead to the error: somebody renamed or replaced a column, or the publication leaves the column out.
     ///
     /// There is no error if the column was added after the rows were inserted. PostgreSQL appends a new column behind
-    /// all others. So in this case the table still has every column of the relation, and all of them stand before the
-    /// new column.
+    /// all others. So a column counts as added later only if the table still has every column of the relation, and all
+    /// of them stand before the column.
     pub(super) fn refuse_incomplete(
         &self,
         relation: &OwnedRelation,

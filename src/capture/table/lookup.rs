@@ -62,11 +62,13 @@ impl TableReader {
         }
     }
 
-    /// Returns `select … from table e` for rows that are compared with their records. The caller completes
-    /// the statement, and runs it as a simple query. The result has the same columns as
-    /// [`select_sql`](Self::select_sql), but some are null: the payload, the commit time, the name of a
-    /// column that is too large, and the `ctid`. One more column follows: the time of the row's event. `None`
-    /// if the table has no column with the time of the event.
+    /// Returns `select … from table e` for rows that are compared with their records. Returns `None` if no column
+    /// of the table gives the time of an event. The caller adds a condition, and runs the statement as a simple
+    /// query.
+    ///
+    /// The result has the same columns as that of [`select_sql`](Self::select_sql), and a last column with the time
+    /// of the row's event. The comparison does not need the payload, the commit time, the name of a column that is
+    /// too large, and the `ctid`, so these columns are null.
     pub(crate) fn sample_sql(&self) -> Option<String> {
         let time = self.happened_at_sql()?;
         let payload = self.mapper.payload_position();

@@ -1,5 +1,5 @@
 //! Limits how often one line of the log can repeat, so that no fault can flood the log. Code that logs often has a
-//! limit of its own (`throttled_log`). This limit covers all other lines, such as one for each released key.
+//! limit of its own (`throttled_log`). This limit covers all other lines, such as the line about each released key.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,16 +11,16 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Maximum number of lines that one place in the code logs in [`INTERVAL`].
+/// Maximum number of lines that one log statement writes in [`INTERVAL`].
 const MAX_LINES: u64 = 100;
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// A layer that drops the lines of a place in the code beyond [`MAX_LINES`] in [`INTERVAL`], and later logs how many it
-/// has dropped. Does not limit lines of the levels `debug` and `trace`.
+/// A layer that limits each log statement of the code to [`MAX_LINES`] lines in [`INTERVAL`]. Drops further lines of
+/// the statement, and later logs their number. Does not limit lines of the levels `debug` and `trace`.
 #[derive(Debug, Default)]
 pub(super) struct BurstLimit(Mutex<HashMap<Identifier, Burst>>);
 
-/// The lines of one place in the code since `began`.
+/// The lines of one log statement, counted from `began` for [`INTERVAL`].
 #[derive(Debug)]
 struct Burst {
     level: Level,
@@ -99,8 +99,7 @@ impl BurstLimit {
         lines <= MAX_LINES
     }
 
-    /// Counts this line. Returns how many lines its place in the code has logged since the burst began, including
-    /// this line.
+    /// Counts this line. Returns the number of lines in the burst of its log statement, including this line.
     fn count(&self, event: &Event<'_>, now: Instant) -> u64 {
         let mut bursts = self.bursts();
         let burst = bursts

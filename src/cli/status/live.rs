@@ -45,7 +45,7 @@ const LABEL: usize = 11;
 /// Exit code after SIGTERM, as a shell reports it.
 const TERMINATED: u8 = 128 + 15;
 
-/// The figures of one snapshot. `None` leaves a gap in the graph.
+/// The numbers of one snapshot that the graphs show. `None` leaves a gap in the graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Figures {
     recorded_per_second: Option<u64>,
@@ -54,7 +54,7 @@ struct Figures {
     headroom_bytes: Option<u64>,
 }
 
-/// A function that selects the figure of a graph.
+/// Selects the number that one graph shows from the numbers of a snapshot.
 type Figure = fn(&Figures) -> Option<u64>;
 
 #[derive(Debug, Default)]

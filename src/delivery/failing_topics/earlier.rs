@@ -23,7 +23,9 @@ pub(super) struct KeptTopics {
 }
 
 impl EarlierFailures {
-    /// Takes the topics out, without what was known about their lanes.
+    /// Takes the topics out for a new session, and drops those whose last failure is older than [`KEPT_FOR`]. The
+    /// others keep their troubles and failure counts. Resets the facts about lanes and published requests,
+    /// because these belong to the old session.
     pub(super) fn take(&self) -> KeptTopics {
         let mut kept = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let now = Instant::now();

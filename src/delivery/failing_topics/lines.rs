@@ -87,7 +87,8 @@ impl Failing {
     }
 }
 
-/// Lists, in shared lines, the topics whose own lines exceeded the budget.
+/// Logs the topics that got no line of their own, because the [`LineBudget`] was used up. Each line lists up to
+/// [`LISTED_MAX`] of these topics.
 pub(super) fn list_the_rest(topics: &mut HashMap<Arc<str>, Failing>) {
     let mut fail: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     let mut work = Vec::new();
@@ -170,10 +171,10 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // Run the log statements once, so that tracing knows them before this test installs its subscriber. A new
-        // subscriber is asked about all known statements. Otherwise, another test could run a statement for the first
-        // time while this test installs its subscriber. Tracing could then decide, without asking this subscriber,
-        // that nobody wants the lines of the statement.
+        // Run the log statements once before this test installs its subscriber. Tracing registers a statement when it
+        // first runs, and asks a new subscriber about all registered statements. Without this first run, another test
+        // could run a statement for the first time just while this test installs its subscriber. Tracing might not ask
+        // this subscriber, decide that nobody wants the statement's lines, and drop them.
         fail_and_recover();
         tracing::subscriber::with_default(subscriber, fail_and_recover);
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

@@ -22,8 +22,8 @@ use decoder::PgTimestamp;
 
 use crate::lanes::Serve;
 
-/// Minimum age of the server's transactions at which the stream counts as behind. Live transactions are much
-/// younger, and transactions of a real backlog are much older.
+/// The stream counts as behind when the server sends a transaction more than this time after its commit. In a live
+/// stream, the delay is much shorter. In a real backlog, the delay is much longer.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// How long the stream must be silent before it counts as caught up. Shorter pauses also occur within a

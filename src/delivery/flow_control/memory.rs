@@ -33,7 +33,8 @@ pub(super) struct EventMemory {
     pub(super) lanes: usize,
     /// Number of events without a durable dispatch row.
     pub(super) records: usize,
-    /// Long texts of events that wait for their dead letter, or to be recorded.
+    /// Bytes of long ids, keys and errors. They count while an event waits for the answer to its dead letter, or for
+    /// its dispatch row to become durable.
     pub(super) text_bytes: usize,
     /// Bytes of moved rows (`capture::moved`) that wait for the outcome of their original insert.
     pub(super) waiting: usize,

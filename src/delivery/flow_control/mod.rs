@@ -99,8 +99,8 @@ pub(super) struct FlowControl {
     memory: EventMemory,
     queue: Gate,
     unrecorded: Gate,
-    /// Closed while too many bytes are queued for a backlog of this size (`backlog_bytes`). While the gate is
-    /// closed, lanes do not linger, unless some lanes wait for a retry or for a throttled topic.
+    /// Closes when too many bytes are queued. The limit grows with the size of the backlog (`backlog_bytes`). While
+    /// the gate is closed, lanes do not linger, unless some lanes wait for a retry or for a throttled topic.
     backlog: Gate,
     /// Weight of everything that arrived since the stream last caught up.
     backlog_bytes: usize,
@@ -150,7 +150,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Returns the memory of `messages` messages, `bytes` bytes in all, to the budget.
+    /// Returns the memory of messages to the budget. `messages` is their number, `bytes` their total size.
     pub(super) fn give_back_messages(&mut self, messages: usize, bytes: usize) {
         let memory = &mut self.memory;
         memory.messages = memory.messages.saturating_sub(messages);
@@ -164,7 +164,7 @@ impl FlowControl {
         self.update();
     }
 
-    /// Returns bytes to the budget that [`take_texts`](Self::take_texts) has counted.
+    /// Returns the memory of texts to the budget, after [`take_texts`](Self::take_texts) has counted them.
     pub(super) fn give_back_texts(&mut self, bytes: usize) {
         self.memory.text_bytes = self.memory.text_bytes.saturating_sub(bytes);
         self.update();
@@ -247,8 +247,9 @@ impl FlowControl {
         !self.stops_reading() || queued < RELEASED_HIGH.of(self.budget)
     }
 
-    /// Whether undelivered events stop reading. If so, some of them must be sent. If unrecorded events stop
-    /// reading, nothing needs to be done, because they are recorded soon.
+    /// Whether the queue gate is closed. If so, the caller must free memory, because the gate opens only when
+    /// undelivered events use less of it. A closed unrecorded gate does not require this: it opens as soon as the
+    /// writer has recorded enough events.
     pub(super) fn queue_is_full(&self) -> bool {
         self.queue.is_closed
     }

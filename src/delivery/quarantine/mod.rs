@@ -58,7 +58,7 @@ use turns::ReleaseTurns;
 /// that its events do not fill memory.
 pub(crate) const PAGE: usize = 100;
 
-/// A query of a release on `outbox.dispatch`.
+/// A statement on `outbox.dispatch` that the release of a group needs next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum QuarantineQuery {
     /// Mark all quarantined rows of the group as released.
@@ -168,9 +168,13 @@ impl Quarantine {
         Ok(false)
     }
 
-    /// Whether the relay stops if this event is bad. Under `halt`, a new event stops the relay, even if it was
-    /// recorded as released because its key was being released (`is_new`). Any other released event does not stop the
-    /// relay, because an operator has chosen to publish it.
+    /// Whether the relay stops if this event is bad. Under the policy `halt`, two kinds of events stop the relay:
+    ///
+    /// - an event without a dispatch row;
+    /// - an event that the relay itself has recorded as released, because the event arrived while its key was being
+    ///   released (`is_new`).
+    ///
+    /// No other event stops the relay: it was published before, or an operator has released it.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {
         self.keys.policy() == OnBadEvent::Halt
             && (origin.standing == Standing::New || self.in_lanes.is_new(origin.position))
@@ -223,9 +227,9 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Corrects `unblocking` after a count has found `rows` quarantined or released rows. These include all events
-    /// that `unblocking` counts, so if `unblocking` was higher than `rows` when the count began, at least the surplus
-    /// has left the quarantine. Subtracts this surplus.
+    /// Lowers `unblocking` if a count shows that it is too high. The count has found `rows` events in quarantine, and
+    /// these include every event of `unblocking` that is still there. So if `unblocking` was higher than `rows` when
+    /// the count began, at least the difference has left the quarantine. Subtracts the difference.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

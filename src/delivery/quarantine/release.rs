@@ -35,9 +35,10 @@ pub(super) struct Release {
     page: PageState,
     /// How many records were durable when the last page was requested.
     asked_at: u64,
-    /// A page is used only if at least this many records were durable when it was requested. An older page
-    /// may lack a bad event with a dead letter, because the relay records such an event later than the events
-    /// behind it. The release would then skip the bad event.
+    /// The release uses a page only if at least this many records were durable when the page was requested. An older
+    /// page may lack the row of an event, although it has rows of later events. The release would skip that event.
+    /// For example, the relay records a bad event only when its dead letter is stored or refused, but it records the
+    /// events behind the bad event at once.
     pub(super) asks_from: u64,
     /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,
@@ -53,8 +54,8 @@ impl Release {
         Self {
             stage: match blocked {
                 Some(blocked) if !blocked.for_release => Stage::Begun(handed),
-                // Usually a replay: its released rows are in the table already, so hold new events instead of
-                // recording them.
+                // No event of the key is in quarantine, so no row has to be marked as released. Usually a replay has
+                // released the rows. Begin with the handover, which holds new events in memory.
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },

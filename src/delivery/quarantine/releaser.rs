@@ -61,8 +61,8 @@ pub(crate) enum QuarantineAnswer {
     /// The task has marked nothing, because all released events of the group belong to a replay. No operator has
     /// released the quarantined events of the group.
     OnlyReplayed(Group),
-    /// The released events of the group are in quarantine again, or count as published again if they belong to a
-    /// replay.
+    /// The task has marked the released rows of the group as quarantined, or as published if they were being
+    /// replayed.
     SentBack(Group),
     /// The event of one row of the group's page.
     Event {
@@ -275,9 +275,12 @@ impl Worker {
     }
 }
 
-/// Whether the error concerns only this event. If so, the event stays in quarantine and does not hold up the others.
-/// With older readers, `slot-busy` may mean that the table was altered since the readers were made, so the request
-/// fails, and the next one makes new readers. With new readers, `slot-busy` concerns only this event.
+/// Whether the error concerns only one event. If so, this event cannot be published, and the task goes on with the
+/// other events. Any other error fails the whole request.
+///
+/// The meaning of `slot-busy` depends on the readers. If an earlier request made them, the table may have been altered
+/// since. So the request fails, and the next request makes new readers. If this request made the readers, `slot-busy`
+/// concerns only this event.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
@@ -343,7 +346,8 @@ mod tests {
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
         let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
         assert!(of(Code::PostgresStatement, false));
-        // With older readers, `slot-busy` may mean that the table was altered, so make new readers, but only once.
+        // If an earlier request made the readers, `slot-busy` may mean that the table was altered since. If this
+        // request made the readers, `slot-busy` concerns only this event.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

@@ -64,8 +64,8 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release because all released events of the group belong to a replay. A bad event has blocked the key
-    /// since the replay released these events. No operator has released the bad event, so the key stays blocked.
+    /// Fails a release that has no events except those of a replay. After the replay began, a bad event blocked the
+    /// key. A successful release would also release this bad event, but no operator has asked for that.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }
@@ -89,8 +89,9 @@ impl ReleaseTurns {
         }
     }
 
-    /// Takes all held events out of memory. The caller records them as released. The releases of their groups
-    /// go back to reading pages, which then contain these events.
+    /// Takes all held events out of memory, and returns them with the reason to record. The caller records the events
+    /// as released. The releases of their groups go back to the stage `Paging`, to read these events from the table
+    /// later.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.by_group {
@@ -132,7 +133,7 @@ impl ReleaseTurns {
         }
     }
 
-    /// Notes that no row of a failed release is marked as released any more, and forgets the release.
+    /// Forgets a failed release. Its rows are now marked as quarantined, or as published if they were being replayed.
     pub(crate) fn sent_back(&mut self, group: &Group) {
         let release = self.by_group.get(group);
         if release.is_some_and(|release| matches!(release.stage, Stage::Failed)) {

@@ -1,5 +1,5 @@
-//! Tests the lanes: single rules, and random steps that are compared with a plain model of what each key
-//! must publish.
+//! Tests the lanes. Some tests check a single rule. Property tests take random steps, and compare the lanes with a
+//! simple model of what each key must publish.
 
 mod bisection;
 mod model;

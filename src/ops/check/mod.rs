@@ -263,10 +263,13 @@ fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Fi
     })
 }
 
-/// If the role lacks rights, makes sure that one finding names the GRANT statements. A check that fails because
-/// of a missing right cannot name this right itself. So this function adds the statements to the finding of the
-/// first failed check, and removes the findings of the others. If no check has failed, the new finding is only
-/// a warning, because the relay can deliver events without the right.
+/// If the role lacks rights, makes sure that exactly one finding names the GRANT statements. A check that fails
+/// because of a missing right reports a vague finding, which has only the general hint of `privilege-missing`.
+///
+/// - If another finding already names the statements, this function only removes the vague findings.
+/// - Otherwise the first vague finding gets the statements, and this function removes the other vague findings.
+/// - If there is no vague finding, this function adds a warning with the statements. It is only a warning, because
+///   the relay can deliver events without the rights.
 async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>) -> Result<()> {
     let code = Code::PrivilegeMissing;
     let is_vague =

@@ -49,8 +49,8 @@ pub(super) async fn all<'a>(sql: &Sql, settings: &'a Settings) -> Result<Vec<Sea
     Ok(tables)
 }
 
-/// Prepares the search in one captured table, an index into `Settings::tables`. It needs no lock on the other tables
-/// and no right to read them.
+/// Prepares the search in one captured table: the table at the index `number` of `Settings::tables`. Needs no lock on
+/// the other tables, and no right to read them.
 ///
 /// # Errors
 /// The errors of [`all`].

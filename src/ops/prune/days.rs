@@ -279,8 +279,10 @@ impl DayJudge<'_> {
     }
 }
 
-/// Drops a locked day. Returns false if the day stays because `postrider replay` has released one of its events since
-/// the rows were examined, which happens page by page and before the lock.
+/// Drops a locked day. Returns false if an event of the day is now in quarantine or released, so that the day stays.
+///
+/// This run has already examined the rows, page by page. `postrider replay` may have released one of their events
+/// since. The lock does not prevent a release, because a release changes only `outbox.dispatch`.
 async fn drop_locked(sql: &Sql, day: &DayPartition, has_row: &str) -> Result<bool, PgError> {
     let mut attempt = 1;
     loop {

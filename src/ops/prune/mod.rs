@@ -241,10 +241,13 @@ pub(crate) async fn run(
     Ok(report)
 }
 
-/// If none of the old rows of a table has a record, returns the reason to keep all records. The settings of this
-/// command may name another id column than the relay's settings. With the wrong event ids, every record would
-/// look as if its row were gone. Returns `None` if published events may lack a record, because then old rows
-/// without a record prove nothing.
+/// Returns the reason to keep all records if a table has old rows, and none of them has a record.
+///
+/// In this case the settings of this command may name another id column than the relay's settings. The command then
+/// computes wrong event ids, so every record looks as if its row were gone.
+///
+/// Returns `None` if published events may lack a record, because old rows without a record are then no sign of wrong
+/// settings.
 fn unknown_rows(context: &PruneContext<'_>, tables: &[PrunedTable]) -> Option<String> {
     let PruneProof::Slot { repeats: false, .. } = context.proof else {
         return None;

@@ -216,9 +216,10 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// Returns the SQL condition that the row of the record `w` is in this table and meets `condition`, an SQL
-/// condition on the row `e`. `offset 0` makes PostgreSQL look up each row, instead of reading the whole table
-/// at once. The inner error says that there is no index for the lookup.
+/// Returns the SQL condition that a record `w` belongs to a row `e` of this table. The row must also meet the SQL
+/// condition `condition`. The inner error says that the table has no index by which PostgreSQL could look up the row.
+///
+/// `offset 0` makes PostgreSQL look up the row of each record, instead of reading the whole table at once.
 pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,

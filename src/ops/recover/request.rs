@@ -35,7 +35,7 @@ pub(crate) enum RelayReaction {
     Starts,
     /// Now, because this request has ended the relay's session, and the relay opens the next session.
     BeginsAnew,
-    /// After somebody restarts the relay, because this role has no right to end the relay's session.
+    /// Only after somebody restarts the relay. The role of this command has no right to end the relay's session.
     MustBeRestarted,
 }
 

@@ -1,5 +1,6 @@
 //! Decides whether a moved row waits, is delivered, or is skipped because its event has an outcome already. A moved
-//! row is an insert in the stream whose row another transaction inserted first (see `capture::moved`).
+//! row is a row that the stream delivers as an insert although an earlier transaction first inserted the row, for
+//! example into another partition (see `capture::moved`).
 
 use replication::CommitLsn;
 
@@ -20,9 +21,10 @@ pub(super) fn standing(found: Lookup) -> Standing {
 }
 
 impl Pipeline {
-    /// Handles a moved row that has no record at its new position. During a recovery, the event of the row's
-    /// first insert may get its record later. So if this record does not exist yet, the row waits until all
-    /// rows from the tables have their outcome.
+    /// Handles a moved row without a record at the position of the move. Its event may have a record at another
+    /// position, because the relay may have handled the row's original insert. During a recovery, the relay may also
+    /// still be publishing the event from its table. So unless the event is done already, the moved row waits until
+    /// all rows from the tables have their outcome.
     pub(super) async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         let is_settled = self.seam.as_ref().is_none_or(Seam::is_settled);
         if !is_settled {

@@ -45,8 +45,9 @@ pub(in crate::session) struct ServerStop {
 }
 
 impl ServerStop {
-    /// If events can get an outcome without a record, `attempt` is the maximum duration of a publish attempt.
-    /// The session then waits long enough for a slow attempt to succeed. Otherwise `attempt` is `None`.
+    /// `attempt` is the maximum duration of a publish attempt if the session records no published events, otherwise
+    /// `None`. A session without these records can finish events although the server accepts no writes. So such a
+    /// session waits long enough for a slow attempt to succeed.
     pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
         let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
         Self {

@@ -67,8 +67,9 @@ impl Trend {
         Duration::try_from_secs_f64(seconds * left / shrunk).ok()
     }
 
-    /// Like [`gone_in`](Self::gone_in), but for an amount that jumps when a new transaction arrives: a growing amount
-    /// begins a new trend.
+    /// Like [`gone_in`](Self::gone_in), but drops all earlier samples if the amount has grown since the last sample or
+    /// is unknown. The number of events without an outcome jumps when a transaction arrives, so earlier samples do not
+    /// show how fast the number shrinks.
     fn restarting_gone_in(&mut self, left: Option<f64>, now: Instant) -> Option<Duration> {
         let last = self.samples.back().map(|(_, last)| *last);
         if left.zip(last).is_none_or(|(left, last)| left > last) {

@@ -70,10 +70,12 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// The end of the WAL when the session began, if an event after the slot's position was published from its
-    /// table. Otherwise `None`. After a crash of the server, the slot may be back at a position before a
-    /// recovery, and the stream may deliver such an event before this end of the WAL. The event's row has
-    /// another position, so the relay must look the event up by its id.
+    /// Before this position, the stream may contain events that an earlier session has published from their table. This
+    /// happens if the server crashed after a recovery, and the slot is back at a position before the recovery. The
+    /// dispatch rows of these events have other positions than the stream, so the relay looks the events up by id.
+    ///
+    /// The position is the end of the WAL when the session began. `None` if no dispatch row after the slot's position
+    /// belongs to an event that was published from its table.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }
@@ -89,8 +91,8 @@ impl EarlierOutcomes {
         let start = PgLsn::from(confirmed.as_u64());
         let row = sql
             .query_one(
-                // Consider only commit LSNs that are divisible by 8. Only events that were published from their
-                // table have other LSNs, and the stream does not contain these LSNs.
+                // Find the last row that the stream can reach. Commit LSNs in the stream are multiples of 8. Events
+                // that were published from their table have other commit LSNs, so leave out their rows.
                 "SELECT max(commit_lsn) FROM outbox.dispatch \
                  WHERE commit_lsn >= $1 AND mod(commit_lsn - '0/0'::pg_lsn, 8) = 0",
                 &[&start],

@@ -1,5 +1,6 @@
-//! Proves that our walsender has the slot. The dispatch writer needs this proof. The wait for the previous
-//! relay needs it too: until the slot is ours, a third relay could take it and begin to write.
+//! Proves that our walsender has the slot. The dispatch writer needs this proof before it writes. The session needs the
+//! proof before it waits for the last writes of the previous relay (`predecessor`). Until our walsender has the slot, a
+//! third relay could take the slot and begin to write.
 
 use decoder::Lsn;
 use slot_manager::{SystemIdentifier, cluster, slots};

@@ -1,4 +1,5 @@
-//! Releases the selected events of a replay, so that the relay publishes them, and counts their outcomes.
+//! Releases the selected events of a replay, so that the relay publishes them. Also counts the outcomes that the relay
+//! has recorded for these events.
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};

@@ -168,8 +168,9 @@ async fn a_long_reader_makes_init_wait_but_no_writer() {
     own.run(&INIT).await.assert_status(0);
 }
 
-/// The relay cannot continue if the table has the column `inserted_xid` and the publication leaves it
-/// out. So `init` must not add the column to such a table.
+/// The table lacks `inserted_xid`, and the publication has a column list. If `init` added the column, the
+/// publication would leave it out, and the relay could not continue. So `init` adds no column. It reports
+/// statements that add the columns and extend the list in one transaction.
 #[tokio::test]
 async fn no_column_is_added_that_a_column_list_would_leave_out() {
     let own = Own::new("", "").await;

@@ -1,8 +1,12 @@
 //! Runs random histories and checks them against a simple model: the relay publishes every row that a
-//! committed transaction inserted since capturing began, and no other row. Rows of each key are published
-//! in order. (Rows of gaps have keys of their own, because the relay publishes them later.) The output
-//! names the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history. One test uses a new
-//! seed in each run.
+//! committed transaction inserted since capturing began, and no other row. It publishes the rows of each
+//! key in order.
+//!
+//! Some steps make a gap: they insert rows while the publication does not contain the table. The relay finds
+//! these rows later, in the table. So no other rows have the keys of these rows.
+//!
+//! The output names the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history. One test
+//! uses a new seed in each run.
 //!
 //! Rows that PostgreSQL cannot send go to quarantine (`unsendable`). Partitions come and go
 //! (`partitions`), transactions end in many ways (`transactions`), and tables are created again (`tables`).

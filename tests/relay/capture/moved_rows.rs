@@ -1,5 +1,5 @@
 //! Tests in which rows are moved between partitions, and partitions are attached or detached. The relay
-//! must lose no row, and must repeat a moved row only if its record is gone.
+//! must lose no row. It must publish no moved row twice, unless the record of the row's event is gone.
 
 use std::collections::HashMap;
 
@@ -251,9 +251,9 @@ async fn rows_that_move_while_a_recovery_publishes_them_are_published_once() {
     world.assert_published_once(relay).await;
 }
 
-/// Runs the SQL `changes` between an interrupted recovery and its continuation. A continued
-/// recovery identifies rows by `inserted_xid`, so no other change of a row may make the relay
-/// repeat or lose the row.
+/// Kills the relay during a recovery, runs the SQL `changes`, and starts a relay that continues the recovery. A
+/// continued recovery identifies rows by `inserted_xid`. If only other properties of a row have changed, the
+/// relay must neither lose nor repeat the row.
 async fn changed_before_a_recovery_is_continued(kind: Kind, changes: &[&str]) {
     let (mut world, relay) = World::served(kind, 60).await;
     relay.stop().await;

@@ -36,14 +36,15 @@ async fn tables_that_are_rotated_under_a_running_relay_lose_nothing() {
     let world = World::new(Kind::Uuid, 20).await.with_other().await;
     let (mut world, relay) = world.serve(10).await;
     rotate(&mut world).await;
-    // No row of the stream shows the relay that the table is another one.
+    // The stream contains no row of the new table, so the stream does not tell the relay that the table was replaced.
     world.note().await;
     world.wait_until_published(&relay).await;
     world.insert("after", 10).await;
     world.assert_published_once(relay).await;
 }
 
-/// Without records, the rows that the publication did not contain come from a recovery.
+/// With `dispatch = exceptions`, published events have no records. So no audit can find the rows that were
+/// inserted before the publication contained the new table. The relay must recover to publish them.
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_that_are_rotated_while_the_relay_is_down_lose_nothing_without_records() {
     let world = World::new(Kind::Uuid, 20).await.with_other().await;
@@ -58,7 +59,9 @@ async fn tables_that_are_rotated_while_the_relay_is_down_lose_nothing_without_re
     relay.stop().await;
 }
 
-/// `init` has recorded `start = new` for the earlier table. The rows look as if they were older than that.
+/// `init` has recorded that capturing of the earlier table begins without old rows (`start = new`). The rows of
+/// the new table have a low `inserted_xid`, so they look older than the beginning. The relay must publish
+/// them, because it is started with `start = all`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_with_all_publishes_the_old_rows_of_a_rotated_table() {
     let mut world = World::new(Kind::Uuid, 0).await.with_other().await;

@@ -128,8 +128,8 @@ async fn an_attached_table_of_another_running_relay_is_published_by_its_owner_al
     ] {
         assert!(screen.contains(says), "{says} in\n{screen}");
     }
-    // Both relays may have published the rows in `at_once`. Of the rows that are inserted from now on, only
-    // the owner of the partition publishes those in the partition.
+    // Both relays may have published the rows in `at_once`. If more rows are inserted into the partition, only the
+    // partition's own relay (`of_part`) publishes them.
     let shared = insert(&database, "ob", 9, 20).await;
     let held_up = insert(&database, "ob", 1, 3).await;
     wait_until_recorded(&database, &[&shared[..], &at_once].concat()).await;
@@ -138,7 +138,7 @@ async fn an_attached_table_of_another_running_relay_is_published_by_its_owner_al
         ids.iter().all(|id| stored.get(id) == Some(&1))
     };
     assert!(once(&shared), "{}", of_root.log());
-    // The owner of the partition continues after a restart, too.
+    // The partition's own relay also publishes after a restart.
     of_part.stop().await;
     let of_part = part.start(&database, &host).await;
     let later = insert(&database, "ob", 9, 5).await;

@@ -100,11 +100,14 @@ async fn rows_under_savepoints_are_delivered_unless_rolled_back() {
     }
 }
 
-/// The event after which the test commits the transaction that was open at the first start.
+/// What the test does before it commits the transaction that was open at the relay's first start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EndsAfter {
+    /// Lets the relay stream.
     Streaming,
+    /// Lets the relay stream. The transaction inserted its row while the publication did not contain the table.
     Gap,
+    /// Drops the slot, and waits until the relay recovers.
     LostSlot,
 }
 

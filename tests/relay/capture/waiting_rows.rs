@@ -10,9 +10,9 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// Publishes 10,000 rows of one transaction, and then moves them. Another event of the transaction waits
-/// for its topic, so the moved rows have to wait too. Their messages would need twice the memory budget.
-/// Checks that the memory of the relay grows only a little.
+/// Moves 10,000 published rows to another partition, while one event of their transaction waits for its topic.
+/// The moved rows wait until all events of that transaction have an outcome. In memory, the messages of these
+/// rows would need twice the memory budget. Checks that the memory of the relay grows only a little.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world

@@ -106,7 +106,8 @@ async fn wait_until_recovered(database: &Database) {
     .await;
 }
 
-/// Waits until the relay has vouched for every committed event.
+/// Waits until the relay has vouched for all events: the floor of their table is above the transactions that
+/// inserted them.
 pub(crate) async fn wait_until_vouched(database: &Database) {
     let sql = "SELECT count(*) FROM outbox.capture c WHERE NOT EXISTS \
                (SELECT FROM outbox.events e WHERE e.inserted_xid >= c.floor)";
@@ -122,9 +123,9 @@ pub(crate) async fn rows(database: &Database, state: &str) -> i64 {
     database.number(&sql).await
 }
 
-/// Compares the emulator's journal with all events, except the events whose dispatch row has a state
-/// other than `published`. The events of each key must be published in order, and repeats must be
-/// complete.
+/// Compares the emulator's journal with the table. The relay must have published every event, except the events
+/// that are set aside: their dispatch row has a state other than `published`. The order within each key must be
+/// right. If the relay repeated an event, it must also have repeated the later events of the key.
 pub(crate) async fn check(database: &Database, emulator: &RunningEmulator) -> Report {
     let mut expected = database.expected().await;
     let aside = "SELECT event_id::text FROM outbox.dispatch WHERE state <> 'published'";

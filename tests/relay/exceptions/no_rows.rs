@@ -1,5 +1,5 @@
-//! Tests that published events get no dispatch row with `dispatch = exceptions`, even if relays are
-//! killed, and that an idle relay writes nothing.
+//! Tests of relays with the setting `dispatch = exceptions`. Published events get no dispatch row, even if
+//! relays are killed. An idle relay writes nothing.
 
 use std::time::Duration;
 

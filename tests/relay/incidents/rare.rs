@@ -107,8 +107,8 @@ async fn the_table_of_records_is_gone() {
         ])
     };
     desk.sees(gone).await;
-    // A restarted relay never opens a session. It must record the error all the same, because the commands
-    // read the error from the database.
+    // A relay that starts without this table ends before it has opened a session. Even so, it must record the
+    // error in the database, because the commands read the error there.
     desk.start();
     assert_eq!(desk.ended("schema-missing").await, Some(3));
     let condition = "UPDATE outbox.relay SET condition = NULL";

@@ -1,5 +1,6 @@
 //! Aggregates that a stranger has planted with the names of PostgreSQL's own aggregates and window functions.
-//! A stranger cannot create a window function, but PostgreSQL accepts an aggregate where a query calls one.
+//! A stranger cannot create a window function. But if a query calls a window function, PostgreSQL may call
+//! an aggregate of that name instead.
 
 /// SQL that plants the aggregates. Runs after the `PLANT` of the parent module. The transition function and the final
 /// function of each aggregate count their calls. PostgreSQL calls the final function even if the aggregate reads no

@@ -28,8 +28,8 @@ async fn versions(database: &Database, state: &str) -> String {
         .await
 }
 
-/// The versions of the stored events, each at the position of its last request. Events that were in flight at the
-/// crash may be stored twice.
+/// Returns the versions of the stored events, in the order of their requests. If an event was stored twice, because
+/// it was in flight at the crash, its last request counts.
 async fn stored_versions(database: &Database, emulator: &RunningEmulator) -> Vec<i64> {
     let mut versions = Vec::new();
     for attempt in emulator.journal().attempts() {

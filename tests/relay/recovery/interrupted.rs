@@ -85,9 +85,9 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
 }
 
-/// The relay continues with the slot of the unfinished recovery. This slot streams everything that was
-/// committed since the slot was created, even a row that its own transaction deleted from the table. A
-/// new slot would lack such rows, and PostgreSQL would have to wait for open transactions to create it.
+/// The relay continues with the slot that the unfinished recovery created. This slot streams everything that was
+/// committed since its creation, even a row that its own transaction deleted. A new slot would lack such a row.
+/// Besides, PostgreSQL creates a new slot only after open transactions have ended, and here one stays open.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     const SERIES: &str = "\

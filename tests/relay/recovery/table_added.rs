@@ -1,6 +1,6 @@
-//! Tests in which a table with old rows is added to the settings with `start = all`. The relay reads the rows from
-//! the tables, but keeps its slot, because the slot is intact. The stream of this slot still delivers rows that were
-//! deleted before the recovery.
+//! Tests in which a table with old rows is added to the settings with `start = all`. The relay then recovers: it
+//! publishes unpublished rows from the tables. This recovery keeps the slot, because the slot is intact. So rows
+//! that were deleted before the recovery are not lost: the slot still streams them.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -3,7 +3,8 @@
 use super::*;
 use crate::harness::postrider;
 
-/// Nobody can release such an event, because the relay cannot find its row.
+/// The relay cannot find the row of the quarantined event, because PostgreSQL cannot send the row's id. So nobody can
+/// release the event. The log and `postrider event` advise to insert the event again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_whose_id_cannot_be_read_must_be_inserted_again() {
     let database = in_encoding("SQL_ASCII").await;

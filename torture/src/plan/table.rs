@@ -1,9 +1,10 @@
-//! The outbox table of a schedule before the relay starts, and other slots of the server.
+//! Plans what the relay of a schedule finds at its first start: the outbox table, the database's encoding, and
+//! perhaps a second slot.
 
 use super::FaultFamily;
 use crate::random::Random;
 
-/// The state of the outbox table when the relay starts for the first time.
+/// The state of the outbox table and its database when the relay starts for the first time.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TablePlan {
     /// Number of rows that were committed before the table was captured. The relay must publish

@@ -77,8 +77,8 @@ pub(super) const LATE: Duration = Duration::from_secs(1);
 /// stream asks PostgreSQL at least once in this time.
 const UNNOTICED: Duration = Duration::from_secs(5);
 
-/// The client may not have read answers that Pub/Sub sent within this time before the end of the connection. A
-/// client that writes to a connection just after it was closed sees an error, and may ignore answers that have
+/// If Pub/Sub closes a connection, the client may lose the answers that Pub/Sub sent within this time before. The
+/// reason: a client that writes to a closed connection gets an error, and may then ignore answers that have
 /// already arrived.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
@@ -214,8 +214,8 @@ pub(super) fn blamed<'a>(
         let cause = blame(evidence, &occurrence.fault)?;
         let parts = match cause {
             Cause::Killed => true,
-            // While a network holds requests back, no connection breaks. So both copies may arrive over
-            // the same connection.
+            // If a network withholds answers, the relay's connections stay open at first. The relay may send the
+            // event again because of its publish timeout, and so send both copies over the same connection.
             Cause::Cut => !occurrence.fault.withholds_answers(),
             _ => false,
         };

@@ -129,8 +129,8 @@ fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<At
     attempts.iter().map(only).collect()
 }
 
-/// Finds late events whose first copy came before the first copy of an earlier event of their key. An earlier
-/// event that is late itself does not count.
+/// Finds late events that are too early: an event with a lower version of the same key was first stored after them.
+/// Compares no late event with another late event, because their order is checked as a separate stream.
 fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) -> Vec<Violation> {
     let first = first_copies(attempts);
     let mut violations = Vec::new();
@@ -138,7 +138,7 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // The message id, attempt and event of the latest first copy so far. Late events do not count.
+        // The latest first copy of the events so far that are not late: its message id, its attempt and its event.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {

@@ -62,9 +62,9 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts the writers. `makes_slots` means that slots are created while the writers write. The other
-    /// statements in the database then rewrite no table, because PostgreSQL 15 could otherwise create a slot
-    /// that cannot be read (see `beside::MILD_NOISE`).
+    /// Starts the writers and the other activity. `makes_slots` means that slots are created while the writers
+    /// write. In that case, no statement of the other activity in this database rewrites a table: PostgreSQL 15
+    /// could otherwise create a slot that cannot be read (see `beside::MILD_NOISE`).
     pub(crate) fn start(
         database: &Database,
         plan: &WorkloadPlan,

@@ -102,7 +102,8 @@ impl fmt::Display for Servers {
     }
 }
 
-/// Refuses a connection string as user, database or host, because messages show these three.
+/// Returns an error if the user, the database or the host looks like a connection string. Messages show these three
+/// values, so they would also show the password in the connection string.
 fn refuse_passwords(found: &Parameters, user: &str) -> Result<()> {
     let of = |name: &str| found.get(name).map_or("", String::as_str);
     let shown = [

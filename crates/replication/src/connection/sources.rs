@@ -43,7 +43,7 @@ fn has_pairs(text: &str) -> bool {
         .is_some_and(|(name, _)| !name.contains("://"))
 }
 
-/// Reads the parameters that `found` omits from the environment.
+/// Reads from the environment the parameters that `found` lacks.
 fn of_environment(env: &Environment, found: &Parameters) -> Result<Parameters> {
     let mut later = Parameters::new();
     let omitted = |parameter: &&Parameter| !found.contains_key(parameter.name);

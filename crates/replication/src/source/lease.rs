@@ -1,22 +1,27 @@
 //! Computes how long the slot is provably ours.
 //!
-//! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the
-//! slot is a lease. The lease begins when we *sent* the last status message that the server
-//! received. The arrival time of the server's answer proves nothing, because proxies and full
-//! buffers deliver late. We stop sending to Pub/Sub after three quarters of the timeout
-//! (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has
-//! ended before another session can get the slot. Two things prove that the server has heard us:
+//! A walsender releases the slot when it has not heard from us for `wal_sender_timeout`. So the slot is a lease. The
+//! lease begins when we *sent* the last status message that the server received. The arrival time of the server's
+//! answer proves nothing, because proxies and full buffers deliver late.
 //!
-//! - A frame of the stream. We report at least once per eighth of the timeout. So we assume that the server
-//!   last heard from us an eighth of the timeout before it *sent* the frame. If the frame is a keepalive that
-//!   asks for a reply, we assume half the timeout, because a walsender that has received nothing from us for so
-//!   long sends such a keepalive. To convert send times to our clock, we use the frame with the shortest delay
-//!   so far as the reference. We cannot detect a delay that all frames have in common.
-//! - `pg_stat_replication.reply_time`, which returns the send time that we put into a status
-//!   message. This is the only proof while we read nothing from the stream, or read only old data.
+//! We stop sending to Pub/Sub after three quarters of the timeout (self-fencing). A publish attempt is shorter than the
+//! remaining quarter, so every attempt has ended before another session can get the slot.
 //!
-//! The lease must be longer than half the timeout. A walsender that decodes a large transaction without sending
-//! it reads our messages only once in that time, so a shorter lease would expire on a healthy connection.
+//! Two things prove that the server has heard us:
+//!
+//! - A frame of the stream. We send a status message at least once per eighth of the timeout. So when the server sends
+//!   a frame, the last message that it has received is at most about an eighth old. Therefore the lease runs from an
+//!   eighth before the send time of the frame. A keepalive that asks for a reply proves less: a walsender sends it
+//!   after it has heard nothing for half of the timeout. Then the lease runs from half of the timeout before the send
+//!   time.
+//!
+//!   Send times are by the server's clock. To convert them to our clock, we use the frame with the shortest delay so
+//!   far as the reference. We cannot detect a delay that all frames have in common.
+//! - `pg_stat_replication.reply_time`: the send time of our last status message that the server has received. This is
+//!   the only proof while we read nothing from the stream, or read only old data.
+//!
+//! The lease must be longer than half of the timeout. A walsender that decodes a large transaction without sending it
+//! reads our messages only once in that time, so a shorter lease would expire on a healthy connection.
 
 use std::time::{Duration, Instant};
 
@@ -85,8 +90,8 @@ impl Lease {
         }
         if let Some(sent_at) = evidence.last_sent_at {
             let said_at = self.on_our_clock(sent_at, now);
-            // We report at least every `timeout / 8`, so when the server sent this frame, our last message
-            // that it had received could already be that old.
+            // We report at least once per `timeout / 8`. So the last message that the server had received when it sent
+            // this frame may be that old.
             let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
             if let Some(heard) = heard.filter(|_| !self.unheard) {
                 self.runs_from = self.runs_from.max(heard);

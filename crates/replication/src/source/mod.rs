@@ -50,8 +50,8 @@ const CHUNKS: usize = 4;
 /// How long writing one status message may take, and how long the closing handshake may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long to search the rest of the stream for the server's error message, after our walsender
-/// has lost the slot.
+/// Maximum time to read the rest of the stream after our walsender has lost the slot. The server may have written the
+/// reason there, as its last message.
 const FINAL_WRITE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Whole CopyData frames, as the walsender sent them.

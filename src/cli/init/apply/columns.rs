@@ -105,8 +105,9 @@ async fn index(sql: &Sql, table: &TableSettings) -> Result<()> {
     }
 }
 
-/// Returns whether the table is partitioned, if `init` has to create the index on `seq`, and otherwise `None`. On
-/// a large partitioned table `init` does not create the index, because writers would have to wait.
+/// Finds out whether `init` has to create the index on `seq`. If so, returns whether the table is partitioned, which
+/// [`add_index`] must know. Otherwise returns `None`. On a large partitioned table `init` does not create the index,
+/// because writers would have to wait.
 async fn lacks_index(sql: &Sql, table: &TableSettings) -> Result<Option<bool>> {
     let Some(shape) = shape::read(sql, table).await? else {
         return Ok(None);

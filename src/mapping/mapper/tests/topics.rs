@@ -69,6 +69,7 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
     let mut mapper = mapper(&columns, toml);
     let mapped = mapper.map_row(&outbox_row(&[]), AT).unwrap();
     assert_eq!(&*mapped.topic, "projects/p/topics/order");
+    // The settings have no `topic`, and the default topic needs an aggregate type. So a null topic column is an error.
     let mut row = outbox_row(&[]);
     row[1] = Value::Null;
     let refused = mapper.map_row(&row, AT).unwrap_err();
@@ -77,8 +78,8 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
         "{refused}"
     );
     assert_eq!(refused.code(), "event-invalid");
-    // If the settings have a template, it applies to rows whose topic column is null. So the columns in the template
-    // must exist. The default template does not apply to such rows when there is no aggregate type.
+    // A `topic` in the settings applies to rows whose topic column is null, so its columns must exist. These settings
+    // are refused, because the template names the aggregate type and the table has none.
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }

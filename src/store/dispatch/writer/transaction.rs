@@ -138,7 +138,8 @@ enum Attempt {
     SlotIsAnothers,
 }
 
-/// Writes the whole batch in one transaction, except the new rows in `there`, which exist already.
+/// Writes the outcomes of a batch in one transaction: updates the rows of released events, and inserts rows for new
+/// events. Inserts no row at the positions in `there`, because an earlier attempt has inserted these rows.
 async fn attempt(
     context: &WriterContext,
     connected: &mut Connected,

@@ -1,4 +1,4 @@
-//! Tests of the judges for requests that dead and frozen clients left behind.
+//! Tests how the judges treat stragglers: requests of dead or frozen clients that Pub/Sub stores late.
 
 use super::*;
 
