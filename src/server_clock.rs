@@ -15,9 +15,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// The estimate uses the best frame for at least this time, unless an answer of the server contradicts the
-/// estimate. If newer frames arrive, the estimate drops the frame after at most twice this time, so that it
-/// follows a clock that drifts.
+/// The estimate divides the time into periods of this length. It uses the frame with the smallest delay in the current
+/// and the previous period. So a frame counts for one to two periods, and the estimate follows a clock that drifts. A
+/// period lasts longer if no frame arrives. If an answer of the server contradicts the estimate, the earlier frames
+/// stop counting at once.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// Maximum time by which the estimate may be ahead of an answer of the server. Servers adjust their clocks by

@@ -190,8 +190,8 @@ impl TlsStream for Limited<Wire> {
     }
 }
 
-/// Passes the stream to tokio-postgres instead of a TLS handshake. The stream is already open, with or
-/// without TLS.
+/// The TLS connector that tokio-postgres asks for. The stream is already open, with or without TLS, so this connector
+/// returns the stream unchanged and makes no handshake.
 pub(super) struct AlreadyOpen;
 
 impl TlsConnect<Limited<Wire>> for AlreadyOpen {

@@ -55,8 +55,9 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // The start of the silence in which the last poll found the statement finished. If the next poll finds the
-        // same during the same silence, the answer is lost.
+        // `Some` if, at the last poll, the server had finished the statement. The value says when the silence at that
+        // poll had begun. If the statement is finished at the next poll too, and the same silence still lasts, the
+        // answer is lost.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {
@@ -68,7 +69,7 @@ impl Watchdog {
                 sleep_until(due).await;
                 continue;
             }
-            // A failed poll proves nothing about this connection, so it does not count as finished.
+            // A failed poll proves nothing about the session's connection, so do not count the statement as finished.
             let is_done = matches!(self.is_at_work().await, Ok(false));
             let is_silent = self.answers.silent_since() == Some(since);
             if is_done && is_silent && done_in == Some(since) {

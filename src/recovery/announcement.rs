@@ -12,13 +12,14 @@ use crate::throttled_log::ThrottledLog;
 pub(crate) struct Announcements(Mutex<ThrottledLog<&'static str>>);
 
 impl Announcements {
-    /// Whether to log another attempt for this reason. Returns false if the relay has logged one a moment ago.
+    /// Whether to log this attempt. Returns false if the relay has logged an attempt with the same cause a moment ago.
     pub(super) fn are_due(&self, reason: &RecoveryCause) -> bool {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.due(reason.name()).is_some()
     }
 
-    /// Notes that an attempt has succeeded, so that the next attempt for this reason is logged at once.
+    /// Notes that an attempt has succeeded. A later attempt with the same cause belongs to a new recovery, so the relay
+    /// logs it at once.
     pub(super) fn begun(&self, reason: &RecoveryCause) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         log.forget(&reason.name());

@@ -46,8 +46,8 @@ pub(super) struct ReadRows {
     former: RememberedIds,
     /// Whether the recovery is reading a former partition now. If so, `add` also stores the ids in `former`.
     reads_former: bool,
-    /// All rows that were read, because the stream of a kept slot may contain them too. `None` if the slot is
-    /// new.
+    /// All rows that the recovery has read, if it has kept its slot. The stream of a kept slot may contain these rows
+    /// too. `None` if the slot is new, because the stream of a new slot contains none of these rows.
     again: Option<RowsFromTables>,
 }
 
@@ -124,16 +124,18 @@ impl ReadRows {
 #[derive(Debug)]
 pub(crate) struct RowsFromTables {
     ids: RememberedIds,
-    /// The stream contains none of the rows after this position.
+    /// A WAL position. From this position on, the stream contains none of the rows.
     end: Lsn,
     /// The snapshot of the recovery, if every event has a record.
     recorded: Option<Snapshot>,
     /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
     is_recorded: bool,
-    /// For each table, a snapshot that shows exactly the transactions below the floor of the table and of its
-    /// partitions. Set if published events may lack a record. The events of these transactions are resolved, so
-    /// the recovery has not read them from the table. The relay must not publish them from the stream, because
-    /// they would then come after later events of their keys.
+    /// For each table, a snapshot that shows exactly the transactions below the floors of the table, its partitions
+    /// and its former partitions. `None` if every published event has a record, or if no such floor is known.
+    ///
+    /// All rows of these transactions are resolved. The recovery does not read them from the tables, and the relay
+    /// skips them in the stream. Otherwise the relay would publish them again, after newer rows of their keys that
+    /// the recovery has already published from the tables.
     resolved: Vec<Option<Snapshot>>,
     /// The id of the current transaction in the WAL.
     xid: u32,

@@ -140,8 +140,9 @@ pub(crate) async fn keep(
         );
     }
     count(reason, metrics);
-    // Read the position before all else. The snapshot shows every transaction that has an id at this time, so
-    // every other transaction commits after this position.
+    // Read this position before taking the snapshot. The loop below waits for a snapshot that shows every transaction
+    // that has an id by now. A transaction that the snapshot does not show gets its id later, so it commits after this
+    // position.
     let consistent_point = cluster::wal_end(sql).await?;
     let last_open = own_transaction_id(&**sql).await?;
     let (began, mut told) = (Instant::now(), Instant::now());

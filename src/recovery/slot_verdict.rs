@@ -37,7 +37,7 @@ pub(crate) struct OpeningFacts<'a> {
     /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// Which published events have a record, from earlier sessions and from this session.
+    /// Which published events have a record: those of earlier sessions, and those of this session.
     pub(crate) records: RecordKeeping,
     /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,
@@ -196,9 +196,13 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for the case that published events may lack a record. A row without a record might then have been
-/// published, so an audit cannot find missed rows. The relay therefore streams only if the publication and the
-/// timeline are unchanged, and the slot is not ahead of the recorded position or passes [`is_proven`].
+/// Decides for a slot that a relay has used before, if published events may lack a record. A row without a record
+/// might then have been published, so an audit cannot find the rows that the stream has missed. So the relay recovers,
+/// unless all of these conditions hold:
+///
+/// - The publication has not changed.
+/// - The timeline has not changed.
+/// - The slot is not ahead of the recorded position, or [`is_proven`] shows that nobody has recreated the slot.
 fn without_records(
     earlier: &EarlierSession,
     recorded: Lsn,
@@ -218,14 +222,16 @@ fn without_records(
     }
 }
 
-/// Whether nobody can have recreated the slot, because the slot keeps WAL from before the recorded position,
-/// and the timeline has not changed. A recreated slot keeps WAL only from its creation on, which is never
-/// before the recorded position.
+/// Whether it is certain that nobody has recreated the slot since the relay recorded its position. It is certain if
+/// the timeline has not changed, and the slot keeps WAL from before the recorded position. A recreated slot would keep
+/// WAL only from its creation on, so only from the recorded position or later.
 ///
-/// The check cannot detect two other changes. Somebody may have advanced the slot, because
-/// `pg_replication_slot_advance` may leave `restart_lsn` where it is. Or somebody may have replaced the slot
-/// with a copy of another slot. (The relay does notice `postrider slot advance`, because this command records
-/// a final position, or makes an unfinished recovery start again.)
+/// The check does not detect two other changes:
+///
+/// - Somebody has advanced the slot with `pg_replication_slot_advance`, which may leave `restart_lsn` unchanged. (The
+///   relay does notice `postrider slot advance`, because this command records a final position, or makes an
+///   unfinished recovery start again.)
+/// - Somebody has replaced the slot with a copy of another slot.
 fn is_proven(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> bool {
     let keeps_from = facts.slot.and_then(|slot| slot.restart_lsn);
     let is_old = keeps_from.is_some_and(|at| earlier.confirmed_lsn.is_some_and(|to| at < to));

@@ -22,10 +22,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// commit that takes this long probably waits for a synchronous standby server.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
-/// Reads the snapshot `name`, which the replication session that has created the slot exports.
+/// Returns the snapshot of the new slot. The replication session that has created the slot has exported the snapshot
+/// under the name `name`.
 ///
 /// # Errors
-/// `slot-busy` when the snapshot is gone; connection errors.
+/// `slot-busy` when the snapshot is gone, because that session has ended; connection errors.
 pub(super) async fn exported(target: &Target, name: &str) -> Result<Snapshot> {
     let sql = connect(target, "postrider recovery", STATEMENT_TIMEOUT).await?;
     let name = slot_manager::quoted_literal(name);

@@ -12,8 +12,8 @@
 //! `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part of a session.
 //!
 //! When a session ends with an error, the error's code decides whether another session follows. There are two
-//! exceptions. A wrong publication does not stop the relay if this process has found it right before. A table
-//! that shares rows with a table that another slot captures does not stop the relay if this process has already
+//! exceptions. A wrong publication does not stop the relay if the publication was right at an earlier check by this
+//! process. A table that shares rows with a table of another slot does not stop the relay if this process has already
 //! run a session or been a standby. `stuck` decides whether the next session needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
@@ -259,9 +259,9 @@ impl SessionRunner {
 }
 
 /// Whether another session follows after an error. Usually the error's code decides. In two cases another session
-/// follows although the code stops a relay that has just started:
+/// follows although the same code stops a relay that has just started:
 ///
-/// - The publication is wrong, but this process has found it right before. Somebody is probably altering it.
+/// - The publication is wrong, but was right at an earlier check by this process. Somebody is probably altering it.
 /// - A captured table shares rows with a table that another slot captures, but this process has run a session
 ///   or been a standby. Somebody has attached one of the tables to the other, and may detach it again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {

@@ -97,8 +97,8 @@ impl SessionRunner {
         })
     }
 
-    /// The input of a recovery. `publication` is the publication when the slot was free, before this session
-    /// created a new slot.
+    /// Builds the input of a recovery. This session has read `publication` while no relay held the slot, and before
+    /// the session created a new slot.
     pub(super) fn recovery_subject(
         &self,
         reader: &SlotReader,

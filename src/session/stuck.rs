@@ -48,9 +48,11 @@ impl StuckPositions {
         }
     }
 
-    /// Whether `ended` is a failure of PostgreSQL to decode, at another position than the last such failure.
-    /// Remembers the position. After the first failure at a position, the next session streams from the same slot
-    /// again, because the failure may be temporary. After the second, the relay marks the slot for recovery.
+    /// Whether a session has ended because PostgreSQL failed to decode the WAL, and the last such failure was at
+    /// another position of the slot than `confirmed`. If PostgreSQL failed to decode, remembers `confirmed`.
+    ///
+    /// After the first failure at a position, the next session streams from the same slot again, because the failure
+    /// may be temporary. After the second failure, the relay marks the slot for recovery.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -64,12 +66,12 @@ pub(super) fn retry(ended: &Error) -> Error {
     session_end_before_retry(ended, ended.what().to_owned())
 }
 
-/// Marks the slot for recovery, and returns the error with which the session ends. Marks nothing in
-/// these cases:
+/// Marks the slot for recovery, and returns the error with which the session ends. Does not mark the slot in these
+/// cases:
 ///
-/// - The session ended because the settings did not fit a table, and the settings do not fit the current
-///   tables either.
-/// - The publication is still wrong, unless rows lack a column.
+/// - The session ended because the settings do not fit a table in the stream, and they do not fit the current tables
+///   either.
+/// - The session ended for another reason, and the publication is still wrong.
 /// - The relay is not allowed to recover (`slot_on_loss = stop`).
 /// - Another relay has taken the slot. That relay handles the problem.
 pub(super) async fn mark_for_recovery(

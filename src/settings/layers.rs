@@ -179,7 +179,7 @@ impl Layers {
         value.unwrap_or_default()
     }
 
-    /// The number of a setting that has a default.
+    /// The value of a setting whose kind is a number. Every such setting has a default.
     pub(super) fn number(&self, name: &str) -> u64 {
         let value = self.values.get(name).and_then(|set| set.value.as_integer());
         u64::try_from(value.expect("invariant: numbers have a default"))
@@ -191,7 +191,7 @@ impl Layers {
         value.unwrap_or_default()
     }
 
-    /// The option that a setting with a default chooses.
+    /// The value of a setting whose kind is a choice, as the enum `T`. The setting must have a default.
     pub(super) fn choice<T: ByWord>(&self, name: &str) -> T {
         by_word(self.text(name)).expect("invariant: the word was checked")
     }
@@ -282,8 +282,8 @@ pub(super) fn misplaced_password(setting: &str) -> Error {
 /// The error for an unknown name at the top of the file or in a variable.
 pub(super) fn unknown(name: &str, place: &str) -> Error {
     if may_contain_password(name) {
-        // Leave out `place`, because the connection string may be the name of an environment variable, which
-        // `place` then contains.
+        // Leave out `place`. If `name` is the name of an environment variable, `place` contains this name, and with it
+        // the password.
         return misplaced_password("the name of a setting or of an environment variable");
     }
     let error = Error::new(

@@ -113,7 +113,7 @@ pub const COLUMN_KEYS: &[TableKey] = &[
     ),
     column(
         "topic",
-        "The event's topic. When not null, it takes precedence over `topic_rules` and `topic`",
+        "The event's topic. If neither null nor empty, it takes precedence over `topic_rules` and `topic`",
     ),
 ];
 

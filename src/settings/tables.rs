@@ -39,7 +39,8 @@ pub(super) fn tables(layers: &mut Layers) -> Result<Vec<TableSettings>> {
     Ok(tables.collect())
 }
 
-/// Refuses a name for the dead-letter topic that is invalid in every project.
+/// Refuses an invalid name of the dead-letter topic. The check uses a placeholder for the project, because not every
+/// command knows the project.
 pub(super) fn refuse_wrong_dead_letter_topic(layers: &Layers) -> Result<()> {
     const SETTING: &str = "dead_letter_topic";
     match layers.text(SETTING) {

@@ -39,16 +39,16 @@ const SELECT: &str = "\
 /// publishes anything. Only the auditor or a recovery changes the mode back to `full`, once all events that were
 /// published without a row are below the floor.
 ///
-/// `$6` is true if the slot may have missed events. The statement then clears `audited_publication`, so that
-/// the auditor compares all rows.
+/// The column `audited_publication` identifies the publication at the last audit. The statement sets it:
 ///
-/// If `$6` is false and another publication than `$8` is recorded, the statement replaces it by `'wrong'`, before the
-/// session confirms anything. Otherwise rows could be lost: this session might not receive some rows, and stop
-/// before its first audit. A later session with the earlier settings would find its own publication recorded,
-/// and would not look for these rows.
+/// - to NULL if the slot may have missed events (`$6`), so that the auditor compares all rows.
+/// - to `'wrong'` if the column has another value than `$8`, the publication of this session. If the column stayed,
+///   this session might miss rows and stop before its first audit. A later session with the earlier settings would
+///   find its own publication in the column, and would not look for these rows.
+/// - to `$10` if the column is NULL.
 ///
-/// `'wrong'` also replaces `''`, which means that a check has found a fault in the publication. The next audit
-/// replaces `'wrong'`, but keeps a `''` that is recorded during the audit.
+/// A check that finds a fault in the publication writes `''`. `'wrong'` replaces an old `''`. So an audit can
+/// replace the old note, but keeps a `''` that a check writes during the audit.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -148,7 +148,7 @@ pub(crate) struct EarlierSession {
     /// `Exceptions` if events above the floors may have been published without a row, otherwise `Full`.
     pub(crate) dispatch: Dispatch,
     /// Fingerprint of the publication at the last audit, or when the capture began if there was no audit.
-    /// `''` or `wrong` if the publication was found wrong. `None` if the auditor must compare all rows.
+    /// `''` or `wrong` if the stream may have left out rows since. `None` if the auditor must compare all rows.
     pub(crate) publication: Option<String>,
 }
 

@@ -11,8 +11,8 @@ use crate::support::{Database, PATIENCE, assert_contains};
 
 const PRUNE: [&str; 5] = ["prune", "--older-than", "30d", "--yes", "--json"];
 
-/// Prunes until `prune` no longer postpones the records because of the slot's position. No relay reads
-/// from the slot, so this function advances the slot between two runs.
+/// Runs `postrider prune`, and returns its JSON output. `prune` deletes no records before the slot has passed the end
+/// of the WAL. No relay reads from the slot, so this function advances the slot and runs `prune` again.
 async fn prune(database: &Database, env: &[(&str, &str)]) -> Value {
     let began = Instant::now();
     loop {

@@ -187,8 +187,8 @@ async fn notes_say_why_nothing_or_not_everything_appears() {
     let ran = database.run_with(&args, &arguments).await;
     assert_contains(&ran.stderr, "only events that were quarantined appear");
     assert_contains(&ran.stderr, "this server does not have the relay's slot");
-    // The slot does not pass these records, as if undelivered events of another topic held it back. So
-    // `tail` must say that many records wait for the slot.
+    // The slot never reaches the positions of these records, as if an undelivered event held it back. `tail` must
+    // say how many records wait for the slot.
     let mut tailing = Tailing::start(&database, &["--limit", "1"]).await;
     record(&database, "FFFF/10", 10_002, 3, "a").await;
     assert_contains(&tailing.line().await, &id(3));

@@ -40,7 +40,7 @@ async fn after_a_dump_and_restore_only_the_waiting_events_are_published() {
         .await
         .expect("an event that waits");
 
-    // Steps 1 and 3 of the page.
+    // Follow steps 1 and 3 of the how-to page: copy the roles, then dump and restore the database.
     let new = server();
     let urls = [
         ("OLD_SUPERUSER_URL", stage.server.url("postgres")),
@@ -57,7 +57,7 @@ async fn after_a_dump_and_restore_only_the_waiting_events_are_published() {
     stage.client = connect(&new).await;
     let old = std::mem::replace(&mut stage.server, new);
 
-    // Steps 4 to 6 of the page.
+    // Follow steps 4 to 6: see which rows wait, adopt the new database, and start the relay.
     let dry_run = page.block("sh", "postrider recover --dry-run");
     let adopt = page.block("sh", "postrider recover --adopt");
     let [_, refused] = [&adopt, &dry_run].map(|command| {

@@ -72,8 +72,9 @@ async fn a_gap_of_many_large_rows_is_delivered_in_little_memory() {
     insert_orders(&database, 20, 5).await;
     database.wait_until_audited().await;
     database.execute(OUT).await;
-    // The auditor reads these small rows first, and asks for more rows in each statement. With that number,
-    // a statement must not read all the large rows, which come next, into memory.
+    // The auditor reads these small rows first. While rows are small, each statement asks for twice as many rows as
+    // the statement before. So at the large rows, which come next, a statement asks for many rows. The auditor must
+    // not read all of them into memory.
     insert(&database, "a", 300).await;
     database
         .execute(&format!(
@@ -246,13 +247,13 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     database.wait_until_recorded().await;
     relay.stop().await;
     insert_orders(&database, 20, 5).await;
-    // Delete the record of a confirmed row, as if the stream had left that row out. Lower the
-    // floor, so that the next audit compares the row.
     let relay = Relay::start(&database, &emulator);
     database.wait_until_recorded().await;
     database.wait_until_confirmed().await;
     relay.kill_9();
     harness::wait_until_killed_relays_are_gone(&database, &emulator).await;
+    // Delete the record of the last row, as if the stream had left out this row. Lower the floor, so that the next
+    // audit compares the row.
     database
         .execute(
             "DELETE FROM outbox.dispatch WHERE event_id = \
@@ -267,9 +268,8 @@ async fn a_row_the_stream_skipped_is_found_without_any_change_of_the_publication
     relay.stop().await;
 }
 
-/// The proxy delays all answers. The stream therefore ends at the row that PostgreSQL cannot decode before
-/// the relay has finished opening its session. The relay must report this cause, and not that somebody has
-/// changed the slot.
+/// PostgreSQL cannot decode a row, so the stream ends at this row. The proxy delays all answers, so the relay is still
+/// opening its session when the stream ends. The relay must not report that somebody has changed the slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_with_a_slow_connection_notices_a_stuck_slot() {
     let database = Database::private().await;

@@ -117,9 +117,9 @@ async fn a_recovery_quarantines_a_damaged_row_and_a_release_reads_it_again() {
     relay.stop().await;
 }
 
-/// The slot is advanced past the rows after the relay has crashed, so the stream leaves the rows out. A
-/// crashed relay has not recorded the final position of the slot. So the next relay does not notice the
-/// advance, streams without a recovery, and finds the rows by its audit.
+/// The relay crashes. The test inserts rows and advances the slot past them, so the stream leaves these rows out. A
+/// crashed relay has not recorded its final position, so the next relay does not notice the advance. It streams
+/// without a recovery, and finds the rows by its audit.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_audit_quarantines_a_damaged_row_that_the_stream_left_out() {
     let (mut database, emulator, relay) = served().await;

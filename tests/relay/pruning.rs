@@ -186,7 +186,8 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
 }
 
 /// A missing topic holds back the confirmed position while the relay publishes events of other topics. `prune`
-/// must keep the records of these events, because a restart needs them to publish no event again.
+/// must keep the records of these events. PostgreSQL streams the events again after a restart, and only the records
+/// tell the relay to skip them.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_repeats_nothing() {
     let database = Database::private().await;
@@ -256,8 +257,9 @@ async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_rep
     assert_eq!(messages, 602, "nothing is sent again");
 }
 
-/// If a row is deleted and inserted again, PostgreSQL streams it twice. `prune` must keep its record until
-/// then. Without the record, the relay would publish the row as a new event.
+/// If a published row is deleted and inserted again, PostgreSQL streams the row a second time. `prune` must keep the
+/// record of this row until the slot has passed the second insert. Without the record, the relay would publish the row
+/// as a new event.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_record_of_a_row_moved_while_no_relay_ran_outlives_pruning() {
     let database = Database::private().await;

@@ -169,8 +169,9 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // Only before PostgreSQL 16 does the relay know the old columns and have to restart. From PostgreSQL 16 on,
-    // the relay's earlier query on the publication waits for the lock, and the relay looks up the columns later.
+    // Before PostgreSQL 16, the relay looks up the columns and then waits for the lock to read the table. Its
+    // columns are outdated when it gets the lock, so the recovery restarts. From PostgreSQL 16 on, an earlier
+    // statement already waits for the lock: the query on the publication. So the relay looks up only the new columns.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")

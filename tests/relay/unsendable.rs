@@ -225,9 +225,9 @@ async fn values_larger_than_any_message_are_quarantined_in_little_memory() {
     relay.stop().await;
 }
 
-/// Compression makes these values of several hundred MB so small that PostgreSQL stores a few MB at most.
-/// The relay meets the values first in the stream and then in the table. In both cases, it must not
-/// mistake the error for a shortage of memory on the server.
+/// These values have several hundred MB, but PostgreSQL compresses them to a few MB at most. If a value is too large
+/// to send, PostgreSQL may report a lack of memory. The relay must not blame the server: it must quarantine the event.
+/// The first round reads such a value from the stream, the second round reads one from the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn huge_values_that_are_stored_in_little_space_are_quarantined_in_little_memory() {
     let json = "to_jsonb(repeat('0', 200000000))";

@@ -9,7 +9,7 @@ use crate::source::{modules_in, shown};
 /// Maximum number of files whose code may match [`MODE`], apart from tests.
 const FILES_MAX: usize = 8;
 
-/// The file of `RecordKeeping`, which other files ask instead.
+/// The file that defines `RecordKeeping`. Other files call its methods instead of naming the mode.
 const HOME: &str = "src/store/relay_row/record_keeping.rs";
 
 /// Matches code that names the mode: the type `Dispatch` of the setting, its variant `Exceptions`, or a

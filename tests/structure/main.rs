@@ -1,7 +1,12 @@
-//! Checks the structure of the code. Each type name is unique, files are short, folders form layers,
-//! and crates use only crates below them. Only the listed folders contain SQL on our own tables. Only
-//! one crate and the listed files query the catalogue. The views call `ops`. Few files name the
-//! dispatch mode. The lock file of the fuzzers is complete.
+//! Checks the structure of the code:
+//!
+//! - This file: each type name is unique, no file is too long, and the lock file of the fuzzers is complete.
+//! - `crates`: each crate uses only the crates that it may use.
+//! - `layers`: imports point downwards and form no cycles, and no folder is too large.
+//! - `sql`: only `src/store` and `src/cli/init` contain SQL on our own tables. Only `slot-manager` and a few other
+//!   files query PostgreSQL's catalogue.
+//! - `views`: `src/cli` and `src/http` contain no SQL, and get everything that they show from `src/ops`.
+//! - `dispatch_mode`: only few files name the mode of the setting `dispatch`.
 
 mod crates;
 mod dispatch_mode;

@@ -52,8 +52,8 @@ fn only_the_store_has_sql_on_our_own_tables() {
     );
 }
 
-/// Functions whose names begin with `pg_`, but which do not read the catalogue. Scans of tables and
-/// DDL need them for facts about a row, its transaction or the current transaction.
+/// Functions that every file may call: their names begin with `pg_`, but they do not read the catalogue. They
+/// return facts about a row, its transaction or the current transaction, or take an advisory lock.
 const NOT_OF_THE_CATALOGUE: [&str; 7] = [
     "pg_advisory_xact_lock",
     "pg_column_size",
@@ -82,8 +82,8 @@ fn is_catalogue_query(literal: &str) -> bool {
 }
 
 /// The source files outside `slot-manager` that may query the catalogue, each with the reason. In `src/store/`,
-/// a statement may query the catalogue only if it also names our own tables. With a separate statement for
-/// each, the state of the server could change in between.
+/// a statement may query the catalogue only if the same statement also names our own tables. Such a query cannot
+/// move to `slot-manager`: between two statements, the state of the server could change.
 const MAY_ASK_THE_CATALOGUE: [(&str, &str); 9] = [
     (
         "src/cli/init/script",

@@ -9,7 +9,7 @@ use regex_lite::Regex;
 use crate::layers::imports;
 use crate::source::{SourceFile, literals, modules, shown};
 
-/// The folders of `src` that only parse and print.
+/// The views: the folders of `src` that only parse and print.
 const VIEWS: [&str; 2] = ["cli", "http"];
 
 /// The folders of `src` that a view may reach only through `ops`.
@@ -17,7 +17,8 @@ const BEHIND_OPS: [&str; 7] = [
     "audit", "capture", "delivery", "lanes", "recovery", "session", "store",
 ];
 
-/// The views that may import a folder of `BEHIND_OPS` or the crate `tokio_postgres`, each with the reason.
+/// The parts of the views that may import a folder of `BEHIND_OPS` or the crate `tokio_postgres`, each with the
+/// reason.
 const MAY_IMPORT: [(&str, &str, &str); 4] = [
     (
         "src/cli/init",
@@ -41,7 +42,7 @@ const MAY_IMPORT: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// The only view that may contain SQL, because it creates and migrates the objects in the database.
+/// The only part of the views that may contain SQL: `postrider init` creates and migrates the objects in the database.
 const MAY_CONTAIN_SQL: &str = "src/cli/init";
 
 /// Matches a call that sends a statement to PostgreSQL.

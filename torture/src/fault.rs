@@ -21,9 +21,9 @@ pub(crate) enum Fault {
     LockDispatch(Duration),
     /// PostgreSQL goes down for this time.
     Server(Outage, Duration),
-    /// Pub/Sub applies this action to this many publish requests.
+    /// Pub/Sub applies this action to the next publish requests. The number says to how many.
     Publish(Action, u64),
-    /// Pub/Sub applies this action to every publish request for this time.
+    /// Pub/Sub applies this action to every publish request until this time has passed.
     PublishFor(Action, Duration),
     /// The topic of this kind of events does not exist for this time.
     TopicGone(&'static str, Duration),
@@ -173,8 +173,9 @@ impl Fault {
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
-            // These faults are over once the harness has caused them, except `Publish`. No judge needs the end
-            // of `Publish`, because this fault explains no duplicate.
+            // These faults are over once the harness has caused them. The exception is `Publish`, which acts on
+            // the next requests. No judge uses the time of a `Publish` fault: if the relay sends an event again
+            // because of this fault, the answer to the first request (or its absence) explains the duplicate.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)

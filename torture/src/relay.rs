@@ -37,8 +37,8 @@ pub(crate) fn binary() -> Result<&'static Path, String> {
     Ok(path)
 }
 
-/// The environment variables with which a relay starts, and the journal from whose clock its log lines get
-/// their times.
+/// How to start a relay: its environment variables, and the emulator's journal. The clock of the journal gives
+/// each log line of the relay its time.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     environment: Vec<(&'static str, String)>,

@@ -1,5 +1,4 @@
-//! The actors of a schedule while it is played. This module causes the faults of the plan one after
-//! another, and notes when each happened.
+//! Plays a schedule: causes the faults of the plan one after another, and notes when each happened.
 
 use std::time::Duration;
 
@@ -35,7 +34,8 @@ pub(crate) struct Occurrence {
     pub(crate) fault: Fault,
 }
 
-/// The actors of a schedule on which the faults act.
+/// Everything that a fault may change while a schedule is played: PostgreSQL, the relays, Pub/Sub and the network.
+/// Also contains notes about the faults so far.
 pub(crate) struct Stage<'a> {
     pub(crate) ground: &'a Ground,
     pub(crate) database: &'a Database,

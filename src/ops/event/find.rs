@@ -29,7 +29,8 @@ const WAIT: Duration = Duration::from_secs(2);
 const RECOVERING: &str = "A recovery is due or running: if the stream has missed the row, the relay publishes it after \
     the recovery, which may wait for failing topics";
 
-/// The meaning of a row without a record that neither the stream nor an audit reads.
+/// The text of [`EventReport::meaning`] for a row without a record, if the slot has passed the row and its transaction
+/// is below the floor of the table.
 const BELOW_FLOOR: &str = "the slot has passed it, and it has no record. The relay looks for such rows only from the \
     `floor` of their table on (outbox.capture), and the transaction of this row is older. So the relay does not publish \
     it. To publish it, insert it again as a new event";

@@ -90,8 +90,8 @@ pub(crate) struct EventReport {
     /// The earlier messages of the event, oldest first: the original message, and the messages of
     /// earlier replays. Replays before migration 0021 did not record them.
     pub(crate) earlier_messages: Vec<EarlierMessage>,
-    /// The row, if it is still in the outbox. Always `None` in a list for an event with a record,
-    /// because lists do not search for such rows.
+    /// The event's row in its outbox table, if the row still exists. In a list, `None` for every event with a record,
+    /// because a list looks in the tables only for rows without a record.
     pub(crate) row: Option<EventTableRow>,
     /// The record in outbox.dispatch, if there is one.
     pub(crate) record: Option<EventOutcome>,

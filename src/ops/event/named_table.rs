@@ -92,7 +92,8 @@ impl NamedTable<'_> {
         sql.limit_lock_waits(ops::LOCK_TIMEOUT).await
     }
 
-    /// Returns the error for an event that belongs to the table `other`. `right` is the id with this table.
+    /// Returns the error for an event that belongs to the table `other` instead of the named table. `right` is the id
+    /// that the user should give: the event's id with the right table.
     fn of_another(self, settings: &Settings, other: &str, right: &str) -> Error {
         let (uuid, table) = (self.uuid, &settings.tables[self.number].table);
         let what = format!("{uuid} is an event of {other}, not of {table}");

@@ -1,4 +1,5 @@
-//! Estimates for the progress bar which share of the old rows of a table a run has read.
+//! Estimates how far a pruning run has got in a table, for the progress bar. The estimate is the share of the table's
+//! old rows that the run has read.
 
 use std::ops::Range;
 

@@ -180,8 +180,9 @@ async fn has_row_sql(
         .map(|captured| captured.record.identity.as_str())
         .collect();
     let sql = context.sql;
-    // Look for a table that was captured before, and is not in the settings. If a relay captured the table
-    // later, it would publish the rows without a record again.
+    // Look for a table that was captured before and still exists, but is not in the settings. If there is one, delete
+    // no records, because some may belong to rows of this table. If a relay captured the table again later, it would
+    // find these rows without a record, and publish them a second time.
     if let Some(row) = sql.query_opt(pruning::OTHER_TABLES, &[&identities]).await? {
         return Ok(Err(format!(
             "table {} was captured and is not in the settings, so nothing shows whether a record \

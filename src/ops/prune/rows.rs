@@ -109,8 +109,8 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     )
 }
 
-/// Returns the SQL condition that a row `e` stays, by the rules of [`verdict_sql`], although its record `w`
-/// is old and has a final outcome.
+/// Returns the SQL condition that a run keeps the row `e` of a record `w`, by the rules of [`verdict_sql`]. The
+/// condition is for a record that is old and has a final outcome, so it contains only the rules for such records.
 pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let PruneProof::Slot { confirmed, .. } = &context.proof else {
         return "false".to_owned();

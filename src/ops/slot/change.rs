@@ -81,13 +81,14 @@ pub(crate) async fn create(
     Ok(at)
 }
 
-/// A slot to drop, and what the drop would leave out.
+/// A drop of the slot that is prepared, but not carried out yet.
 pub(crate) struct SlotDrop {
+    /// The events and the WAL that PostgreSQL would not stream because of the drop.
     pub(crate) left_out: LeftOut,
 }
 
 impl SlotDrop {
-    /// Reads which events and WAL a drop would leave out. Changes nothing.
+    /// Finds out how many events and how much WAL PostgreSQL would not stream because of a drop. Changes nothing.
     ///
     /// # Errors
     /// `slot-missing`; `slot-foreign`; database errors.
@@ -107,16 +108,17 @@ impl SlotDrop {
     }
 }
 
-/// A slot to advance, and what the advance would leave out.
+/// An advance of the slot that is prepared, but not carried out yet.
 pub(crate) struct SlotAdvance {
+    /// The events and the WAL that PostgreSQL would not stream because of the advance.
     pub(crate) left_out: LeftOut,
     /// The position to which the slot advances.
     pub(crate) to: Lsn,
 }
 
 impl SlotAdvance {
-    /// Reads which events and WAL an advance would leave out. Changes nothing. Without `to`, the slot
-    /// advances to the server's current position.
+    /// Finds out how many events and how much WAL PostgreSQL would not stream because of an advance. Changes nothing.
+    /// Without `to`, the slot advances to the server's current position.
     ///
     /// # Errors
     /// `slot-missing`; `slot-foreign`; database errors.

@@ -108,8 +108,12 @@ mod tests {
     use crate::ops::pending::EventAge;
     use crate::recovery::slot_verdict::tests::slot;
 
-    /// Of 200,000 counted rows, the oldest is 10 minutes old, and older rows may wait. In the first case,
-    /// nobody has read the slot for two hours, and in the second for 30 minutes.
+    /// The oldest counted event is 10 minutes old. This age is a lower bound, because only a part of the table was
+    /// read.
+    ///
+    /// - If nobody has read the slot for two hours, the oldest event may be older than `error_lag`. Its age then
+    ///   counts as unknown.
+    /// - If nobody has read the slot for 30 minutes, the lower bound counts as the age.
     #[test]
     fn a_lower_bound_of_the_age_does_not_hide_that_the_slot_is_unread_for_long() {
         let minutes = |n: u64| Duration::from_secs(n * 60);

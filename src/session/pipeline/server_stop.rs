@@ -27,7 +27,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StopProgress {
     confirmable: Lsn,
-    /// Number of messages received and of times that events got an outcome.
+    /// Number of steps. A step is a message that the relay has received, or an occasion on which events got an outcome.
     steps: u64,
 }
 
@@ -69,9 +69,12 @@ impl ServerStop {
         self.sent = self.sent.max(wal_end);
     }
 
-    /// Returns when the session has to end. `None` while the server is not shutting down. Also `None` while the
-    /// server does not wait for this session, because then either the server ends the stream, or the lease runs
-    /// out. `has_pending` says whether some events have no outcome.
+    /// Returns the time at which the session has to end. `has_pending` says whether some events have no outcome.
+    /// Returns `None` in these cases:
+    ///
+    /// - The server is not shutting down.
+    /// - The server does not wait for this session, because every event has an outcome and the relay can confirm all
+    ///   WAL that the server has sent. The session then ends when the server ends the stream or the lease runs out.
     fn ends_at(&mut self, confirmable: Lsn, has_pending: bool, now: Instant) -> Option<Instant> {
         let (before, since) = self.last.as_mut()?;
         let moved = self.moved.get_or_insert(*since);
@@ -108,7 +111,7 @@ impl Pipeline {
         found.ends_session()
     }
 
-    /// Returns when the session has to end because its server is shutting down and waits for the session.
+    /// Returns the time at which the session has to end, if its server is shutting down and waits for the session.
     pub(super) fn server_stop_ends_at(&mut self, now: Instant) -> Option<Instant> {
         let confirmable = self.confirmable().lsn();
         let has_pending = self.seam.is_some() || self.watermark.pending_transactions() > 0;
@@ -157,7 +160,8 @@ mod tests {
         // While the server itself has work to do, the session waits until the server has finished.
         assert_eq!(ends_at(100, false, 1_000, false), None);
         assert_eq!(ends_at(100, true, 1_001, false), Some(1_005));
-        // An event at this position never gets an outcome, although others do.
+        // One event never gets an outcome, so the confirmable position stays at 100. The outcomes of other events
+        // extend the limit, but only up to 30 s after second 1,000, when no event was pending.
         for seconds in (1_004..1_024).step_by(4) {
             assert_eq!(ends_at(100, true, seconds, true), Some(seconds + 5));
         }

@@ -11,7 +11,8 @@ pub(in crate::session) enum Supervision {
     /// The server is shutting down: it accepts no new sessions or writes, and waits until this
     /// relay has confirmed the WAL or has disconnected.
     ServerStopping {
-        /// Whether the publication was right when it was last checked. Since then nobody can alter it.
+        /// Whether the publication was right at the last check. While the server shuts down, nobody can alter the
+        /// publication, because the server accepts no writes.
         publication_was_right: bool,
     },
     /// A captured table shares rows with a table that another slot captures, so the relay must stop at once.
@@ -22,10 +23,11 @@ pub(in crate::session) enum Supervision {
 }
 
 impl Supervision {
-    /// Converts an error of the check for tables that another slot captures to the result of a poll.
+    /// Returns the result of a poll that has failed with the error `table-captured`, because another slot captures rows
+    /// of a captured table.
     ///
     /// # Errors
-    /// The error, unless it is `table-captured`.
+    /// Returns any other error unchanged.
     pub(super) fn of_another_slot(error: Error) -> Result<Self, Error> {
         match error.code() {
             Code::TableCaptured => Ok(Self::TableCaptured {

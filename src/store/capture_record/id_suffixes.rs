@@ -23,9 +23,11 @@ pub(crate) struct IdSuffixes {
     /// Number of times that the table moved to another server. New suffixes contain this number, because the
     /// same OID may belong to different tables on different servers.
     adoptions: u32,
-    /// The captured table's OID at the upgrade, if an older version of Postrider wrote the record, otherwise
-    /// `None`. That version used no suffixes. Tables with a lower OID are usually older, so they have no suffix
-    /// either, and their rows that are still in the WAL keep their event ids.
+    /// The OID of the table that was captured when Postrider was upgraded from a version without suffixes. `None` if
+    /// there was no such upgrade, or if [`with_new`](Self::with_new) has cleared the OID.
+    ///
+    /// A table with a lower OID is usually older than the upgrade. The WAL may still contain rows of such a table. The
+    /// event ids of these rows must stay as they were before the upgrade, so such a table has no suffix.
     plain_before: Option<u32>,
 }
 
@@ -105,15 +107,17 @@ impl IdSuffixes {
         }
     }
 
-    /// Gives the table `new`, which replaces the table `before`, its own suffix. If an older version of
-    /// Postrider recorded the table `before`, earlier tables without a recorded suffix stay without one.
-    /// Otherwise each of them has its own suffix from now on.
+    /// Gives the table `new`, which replaces the table `before`, its own suffix.
+    ///
+    /// Keeps `plain_before` at the first replacement after an upgrade, because the WAL may still contain rows from
+    /// before the upgrade. Clears it at the next replacement. From then on, every table without a recorded suffix has
+    /// its own suffix.
     #[must_use]
     pub(crate) fn with_new(&self, new: u32, before: u32) -> Self {
         let mut changed = self.clone();
         if self.plain_before.is_some() {
-            // Record the suffix, so that `of` does not derive it from the OID. OIDs wrap around: if the new OID is
-            // lower than `plain_before`, `of` would take the new table for an old one, without a suffix.
+            // The new OID may be lower than `plain_before`, because OIDs wrap around. `of` would take such a table for
+            // a table from before the upgrade, and would return no suffix. A recorded suffix prevents this.
             changed.known.insert(new, self.own(new));
         }
         changed.plain_before = self.plain_before.filter(|plain| *plain == before);

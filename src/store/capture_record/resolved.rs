@@ -11,12 +11,18 @@ use crate::postgres::Sql;
 /// Records which rows of a table are resolved. Does nothing unless walsender `$6` reads slot `$5`, because only
 /// the session that holds the slot may do this.
 ///
-/// `$4` lists the present partitions. If a recorded partition is missing in `$4`, it may still have unresolved
-/// rows. The statement then adds it to `detached`, unless `$8` lists it as a resolved former partition.
+/// `$4` lists the table's present partitions. `$8` lists former partitions whose rows are all resolved. Three columns
+/// of the record list other partitions:
 ///
-/// The statement adds the floors in `$9` to `unread`, and those in `$10` to `uncaptured`. If a table already has a
-/// floor there, that floor stays. The floor of a table is removed once `$4` contains the table again. The floor of
-/// a dropped table is removed from `uncaptured`, because PostgreSQL may give its OID to another table.
+/// - `detached`: partitions that may still have unresolved rows. The statement adds every recorded partition that `$4`
+///   no longer contains, and removes the partitions in `$4` and `$8`.
+/// - `unread`: partitions that could not be read, each with a floor. The statement adds the partitions in `$9`, and
+///   removes those in `$4` and `$8`.
+/// - `uncaptured`: partitions of a table that is no longer captured, each with a floor. The statement adds the
+///   partitions in `$10`, and removes those in `$4`. It also removes dropped partitions, because PostgreSQL may give
+///   their OIDs to other tables.
+///
+/// If a partition in `$9` or `$10` already has a floor in the record, the recorded floor stays.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \

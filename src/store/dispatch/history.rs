@@ -96,9 +96,12 @@ pub(crate) async fn of_events(sql: &Sql, ids: &[Uuid]) -> Result<Vec<RecordedRow
     Ok(one_per_event(rows.iter().map(recorded).collect()))
 }
 
-/// Returns one record for each event with one of these source ids, from at most 100 matching records. First
-/// searches the quarantined and released records, which have an index on the source id. If none of them
-/// matches, searches all records, which scans the whole table.
+/// Returns the records of the events with these source ids, one record for each event. Reads at most 100 records,
+/// the first in commit order.
+///
+/// First searches only the quarantined and released records, which PostgreSQL finds by a partial index. If none of
+/// them matches, searches all records. Postrider creates no index on the source id, so this search usually scans the
+/// whole table.
 pub(crate) async fn of_source_ids(sql: &Sql, source_ids: &[String]) -> Result<Vec<RecordedRow>> {
     for which in ["d.state in ('quarantined', 'released')", "true"] {
         let statement = format!(

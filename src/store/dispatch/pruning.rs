@@ -28,15 +28,15 @@ pub(crate) fn other_record_stays_sql(confirmed: Lsn, cutoff: &str) -> String {
 /// The bounds of one chunk of records.
 #[derive(Debug)]
 pub(crate) struct RecordChunkBounds<'a> {
-    /// The last record of the previous chunk.
+    /// The position of the last record of the previous chunk.
     pub(crate) after: EventPosition,
-    /// Only records before this position.
+    /// The chunk contains only records before this position.
     pub(crate) durable: Lsn,
     /// Maximum number of records in the chunk.
     pub(crate) limit: u32,
-    /// Only records of outcomes before this time, which is an SQL expression.
+    /// An SQL expression for a time. A record stays if its outcome was recorded at this time or later.
     pub(crate) cutoff: &'a str,
-    /// An SQL condition that the outbox row of record `w` still exists, so the record must stay.
+    /// An SQL condition: the outbox row of the record `w` still exists. Such a record stays.
     pub(crate) has_row: &'a str,
     /// Whether records are deleted, or only counted.
     pub(crate) deletes: bool,

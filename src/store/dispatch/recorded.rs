@@ -47,7 +47,8 @@ const IS_PUBLISHED: &str = "\
 pub(crate) enum Lookup {
     /// The event has an outcome: do not send it again.
     Done,
-    /// The event is published, but must be sent again, because published events around it have no row.
+    /// The event is published, but must be sent again. Other published events may lack a row, so the relay repeats
+    /// all published events of a key, to keep them complete and in order.
     Repeated,
     /// The event has no outcome yet.
     New,
@@ -171,9 +172,11 @@ impl EarlierOutcomes {
         look_up_by_id(sql, event_id, self.records).await
     }
 
-    /// Drops rows before `wal_end`, because the stream has delivered every transaction that was committed
-    /// before `wal_end`. Some rows belong to events that were published from their table, and the stream never
-    /// delivers these. If such rows stayed, [`is_over`](Self::is_over) could remain false until the next event.
+    /// Notes that the stream has delivered every transaction before `wal_end`. Drops the rows before this position.
+    ///
+    /// A row may still be there because the stream never delivers its event: the event was published from its table.
+    /// [`look_up`](Self::look_up) drops such rows too, but only when the next event arrives. Until then they would
+    /// keep [`is_over`](Self::is_over) false.
     pub(crate) fn passed(&mut self, wal_end: Lsn) {
         if self.last.is_some_and(|last| last < wal_end) {
             self.last = None;

@@ -23,9 +23,9 @@ pub(crate) struct SlotReader {
 }
 
 impl SlotReader {
-    /// Returns the proof if our walsender reads the slot, and the slot's confirmed position is still
-    /// `confirmed`, the position from before our stream began. Otherwise returns `None`. A different position
-    /// can mean that another relay has replaced the slot by a new slot of the same name.
+    /// Checks that our walsender reads the slot, and that the slot's confirmed position is still `confirmed`, the
+    /// position before our stream began. Returns `None` if either check fails. A different position can mean that
+    /// another relay has replaced the slot by a new slot of the same name.
     ///
     /// # Errors
     /// Database errors.

@@ -39,8 +39,8 @@ pub(crate) struct AuditHistory {
     pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits. The returned record keeping combines the dispatch mode of this session,
-/// which is in `records`, with the earlier mode that the row remembers.
+/// Reads the results of earlier audits from the relay's row. `records` is the record keeping of this session. The
+/// returned [`AuditHistory::records`] differs only in the mode of earlier sessions, which comes from the row.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,

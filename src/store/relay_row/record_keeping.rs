@@ -58,7 +58,8 @@ impl RecordKeeping {
         }
     }
 
-    /// Returns the record keeping of the same session after `outbox.relay` was read again.
+    /// Replaces the mode of earlier sessions by `word`, which was just read from `outbox.relay`. The mode of this
+    /// session stays.
     pub(super) fn after(self, word: &str) -> Self {
         Self {
             earlier: mode(word),
@@ -66,8 +67,9 @@ impl RecordKeeping {
         }
     }
 
-    /// Returns the record keeping of the same session once all events that earlier sessions published are
-    /// below the floors.
+    /// Replaces the mode of earlier sessions by the mode of this session. An audit or a recovery records the result
+    /// once all events that earlier sessions published are below the floors. [`take`](super::take) needs only the mode
+    /// of this session, because its statement keeps the earlier mode in the row.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,
@@ -105,7 +107,8 @@ impl RecordKeeping {
         !self.records_published()
     }
 
-    /// Returns the mode for `outbox.relay` and for programs: `exceptions` as long as records may be missing.
+    /// Returns the mode that the relay writes to `outbox.relay`, and that commands write to their JSON output:
+    /// `exceptions` as long as published events may lack a record, otherwise `full`.
     pub(crate) fn name(self) -> &'static str {
         if self.may_lack_records() {
             Dispatch::Exceptions.name()

@@ -183,7 +183,8 @@ async fn insert_while_a_partition_is_captured(world: &mut World, is_lost: bool) 
     relay.stop().await;
 }
 
-/// The settings and the publication name one partition for a while, and then the partitioned table again.
+/// For a while, the settings and the publication contain only one partition. Afterwards they contain the partitioned
+/// table again.
 async fn back_to_the_partitioned_table(dispatch: &'static str, is_lost: bool) {
     let mut world = World::new(Kind::Partitioned, 20).await;
     world.more.push(("POSTRIDER_DISPATCH", dispatch.to_owned()));
@@ -220,7 +221,7 @@ async fn settings_that_named_a_partition_for_a_while_lose_no_row_of_the_other_pa
     }
 }
 
-/// The settings name one partition for a while, and then another one.
+/// For a while, the settings contain only one partition. Afterwards they contain only another partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_other() {
     let mut world = World::new(Kind::Partitioned, 20).await;

@@ -6,8 +6,9 @@ pub(super) enum Kind {
     Events,
     /// Ids are numbers from a sequence. They start at 1 again when the table is recreated.
     Numbered,
-    /// Like `Numbered`, but with a column `occurred_at`. Some tests drop the column `inserted_xid`
-    /// that `init` adds.
+    /// Like `Numbered`, but with a column `occurred_at`, by which the relay can recognise the rows of a copied table.
+    /// The relay needs this column only if there is no `inserted_xid`. So most tests drop the column `inserted_xid`,
+    /// which `init` adds.
     Timed,
     /// Ids are random UUIDs. The service's table has no column that counts the rows.
     Uuid,

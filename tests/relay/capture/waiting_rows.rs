@@ -68,9 +68,11 @@ async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_
     assert_stored_once(&world, relay).await;
 }
 
-/// New rows have the `inserted_xid` of an older transaction, like rows from a staging table. One event of
-/// that transaction waits for its topic, so the new rows wait too, most of them without their messages
-/// in memory. Once the topic exists, the relay finds out that the rows are new.
+/// The test inserts rows with the `inserted_xid` of an older transaction, like rows that are copied from a staging
+/// table. The relay takes them for moved rows, so they wait until the events of the older transaction have an outcome.
+/// One of these events waits for its topic. To save memory, the relay drops the messages of most waiting rows.
+///
+/// Once the topic exists, the relay must find out that the rows were never published, and publish them in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_rows_that_have_waited_without_their_messages_are_published_in_order() {
     let mut world = World::new(Kind::Partitioned, 20).await;

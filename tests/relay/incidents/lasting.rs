@@ -52,8 +52,9 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
     while first.elapsed() < Duration::from_secs(6) {
         stops().await;
     }
-    // The views show less than the full time, because they leave out the time that the relay needs to write
-    // its condition at each restart. Require half of the full time.
+    // Each relay reads from `outbox.relay` how long the error has lasted, and writes the new duration when it stops.
+    // Each time, the duration lacks the time that the write takes. So `status` shows less than the time since the
+    // first stop. Require half of that time.
     let least = first.elapsed() / 2;
     let environment = [
         ("DATABASE_URL", database.url.as_str()),

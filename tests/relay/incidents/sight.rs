@@ -40,8 +40,8 @@ pub(super) struct Expected {
     pub(super) port: Option<&'static str>,
     /// The status code of `/readyz`. `None`: the port must not answer.
     pub(super) ready: Option<u16>,
-    /// The error code that the relay's log and the text of both commands must contain, and also
-    /// `/status` and `/readyz` if the port must answer.
+    /// The error code that the relay's log and the screens of `postrider status` and `postrider slot show` must
+    /// contain. If the port must answer, `/status` and `/readyz` must contain the code too.
     pub(super) code: Option<&'static str>,
     /// Further texts that `postrider status` must print, for example the number of waiting events or
     /// the remedy.

@@ -2,7 +2,7 @@
 
 use crate::harness::Database;
 
-/// Commands that change nothing, and a replay.
+/// Commands that change nothing. Only the last command, a replay, publishes messages again.
 pub(super) const READS: &[&[&str]] = &[
     &["status"],
     &["event", "--since", "1h"],

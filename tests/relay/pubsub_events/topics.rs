@@ -95,8 +95,8 @@ async fn a_project_without_billing_is_told_apart_from_a_missing_right() {
     holds_up_only_its_topic(refusal, "pubsub-billing-disabled", "billing account").await;
 }
 
-/// The answer with which Google's service infrastructure, and not Pub/Sub itself, refuses a request for
-/// `reason`.
+/// The answer of Google's service infrastructure when it refuses a request in place of Pub/Sub. `reason` is the
+/// reason in the error details, for example `SERVICE_DISABLED`.
 fn infrastructure(reason: &'static str) -> Action {
     Action::FailWithReason {
         code: Code::PermissionDenied,

@@ -73,8 +73,8 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     insert(&database, 201, 2_000).await;
     emulator.faults().refuse_connections(true);
     let first = Relay::start(&database, &emulator);
-    // Start the second relay only when the table is read, because by then the first relay holds the new
-    // slot.
+    // Start the second relay only after the first relay has read the table. By then the first relay holds the new
+    // slot, so the second relay becomes its standby.
     first.wait_for_log("finished reading the table").await;
     let second = Relay::start(&database, &emulator);
     second.wait_for_log("standby").await;

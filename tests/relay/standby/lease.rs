@@ -242,8 +242,9 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     database.wait_until_recorded().await;
 }
 
-/// The relay must record published events although it has found the slot free. The walsender was terminated, and
-/// its last message on the stream arrives only after the relay's check of the slot.
+/// PostgreSQL terminates the walsender, and the message that says so is delayed. So the relay first finds out that the
+/// slot is free, as after a takeover. It must wait for the delayed message before it gives up its requests in flight.
+/// The message shows that there was no takeover, so the relay records the published events.
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_are_recorded_even_if_the_relay_first_finds_the_slot_free() {
     let database = Database::private().await;

@@ -41,8 +41,8 @@ pub(crate) enum Cause {
     /// With `dispatch = exceptions`, the session ended before the relay could confirm the event's
     /// position.
     SessionEnded,
-    /// With `dispatch = exceptions`, a relay recovered and published again all events that it had not
-    /// vouched for.
+    /// With `dispatch = exceptions`, a relay recovered between the two copies. In this mode published events have
+    /// no record, so a recovery publishes recent events again.
     Recovered,
     /// Pub/Sub answered a stored request with an error, or with too few ids.
     StoredButFailed,
@@ -149,8 +149,9 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault ended the walsender of a relay that noticed at the time `found` that it had lost its slot.
-/// False if `found` is after the second attempt.
+/// Whether a fault explains the loss of a slot that a relay noticed at the time `found`: the fault had ended the
+/// relay's walsender. `before` and `again` are the two attempts that stored the event. False if the relay noticed
+/// the loss after `again`, because then the loss cannot explain the duplicate.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -169,8 +170,8 @@ fn is_ended_walsender(
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
-    // A relay continues to send until it notices that its walsender has ended. So a fault before the first copy
-    // also counts, if the relay noticed its effect after this copy.
+    // A relay continues to send until it notices that its walsender has ended. So a fault from before the first
+    // copy also explains the duplicate, if the relay had not yet noticed the fault when it sent this copy.
     let unnoticed = evidence
         .occurrences
         .iter()
@@ -203,7 +204,8 @@ pub(super) fn between<'a>(
     })
 }
 
-/// Returns the cause of each fault between the two attempts that explains a duplicate.
+/// Examines the faults that happened between two attempts. Returns a cause for each fault that explains why the
+/// relay sent an event again.
 pub(super) fn blamed<'a>(
     evidence: &'a Evidence,
     connections: &'a Connections,

@@ -37,8 +37,8 @@ pub(super) fn check(evidence: &Evidence) -> Vec<Violation> {
         .iter()
         .map(|event| (&*event.id, &*event.transaction))
         .collect();
-    // A recovery delivers every unrecorded row from the tables, also rows that were committed before a gap. So
-    // after a recovery, the first gap is no limit.
+    // Without a recovery, the relay reads a row from its table only if the row was committed after the first gap
+    // began. A recovery delivers every unrecorded row from the tables, also rows from before the gap.
     let first_gap = match evidence.log.recoveries() {
         0 => evidence.first_gap(),
         _ => None,
@@ -98,10 +98,12 @@ fn left_out(evidence: &Evidence) -> HashSet<&str> {
     left_out.map(|overtaken| &*overtaken.event.id).collect()
 }
 
-/// Whether the violation is an allowed skip: with `dispatch = exceptions`, a recovery does not repeat events
-/// that the relay has vouched for. The relay vouches for all transactions with an id below a limit. A long
-/// transaction has a lower id than shorter transactions that committed before it. So the relay may have vouched
-/// for the long transaction only, and repeats the shorter ones without it (docs/adr/0013-exceptions.md).
+/// Whether the violation is a skip that `dispatch = exceptions` allows (docs/adr/0013-exceptions.md).
+///
+/// In this mode, a recovery repeats only rows whose transaction id is not below the floor of their table. For all
+/// rows below the floor, the relay has vouched that they are resolved. A long transaction may have a lower id than
+/// shorter transactions that committed before it. If the floor lies between these ids, the recovery repeats the
+/// events of the shorter transactions, and skips the events of the long one, which are already published.
 pub(super) fn leaves_out_what_is_vouched_for(
     evidence: &Evidence,
     found: &checks::Violation,
@@ -163,8 +165,9 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns events that the relay may publish again from their table, each with the time of the session from
-/// which on the stream omitted the event.
+/// Returns events that the relay may have published from the stream first, and again from their table. Maps each
+/// event to the start of a session between its first and its last copy. From this start on, the stream may have
+/// omitted the event.
 ///
 /// If a transaction was open while the publication was altered, PostgreSQL may send one of its rows to one
 /// session and omit the row in the next session. If the first session published the row but did not record it,

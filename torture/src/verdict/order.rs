@@ -21,8 +21,9 @@ pub(super) fn check(evidence: &Evidence) -> Report {
     let mut report = check_attempts(evidence, &attempts);
     let is_skip = |found: &Violation| matches!(found, Violation::Skipped { .. });
     if report.violations.iter().any(is_skip) {
-        // A straggler contains old events again, so after it the next request seems to skip the events in
-        // between. Keep only the skips that are also found without stragglers.
+        // A straggler stores old events again (see `stragglers`). The next request of a living sender then seems
+        // to skip all events between these old events and its own. So keep only the skips that remain without
+        // the stragglers.
         let living = stragglers::without(evidence, &attempts);
         let among_the_living = check_attempts(evidence, &living).violations;
         report
@@ -138,7 +139,8 @@ fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) ->
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // The latest first copy of the events so far that are not late: its message id, its attempt and its event.
+        // Among the earlier events that are not late, the one whose first copy was stored last. The tuple contains
+        // the message id and the attempt of this copy, and the event.
         let mut last: Option<(u64, u64, &Event)> = None;
         for event in events {
             let Some((message, sequence)) = first.get(&*event.id).copied() else {

@@ -6,10 +6,11 @@ use std::collections::{HashMap, HashSet};
 use super::{Event, Evidence, Violation};
 use crate::plan::Release;
 
-/// The events that the plan refuses, and the events that were set aside.
+/// Which events Pub/Sub refuses in this plan, what the relay should do with them, and which events the relay has set
+/// aside.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
-    /// Ids of events that Pub/Sub refuses, if they are written at all.
+    /// Ids of the events that Pub/Sub refuses. The writers may not have written all of these events.
     pub(crate) refused: HashSet<String>,
     /// Whether later events of a key wait behind a refused event (`quarantine_key`).
     pub(crate) whole_key: bool,

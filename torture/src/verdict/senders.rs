@@ -1,13 +1,18 @@
-//! Checks that no relay sends an event whose dispatch row it must know (guarantee G3).
+//! Checks that a relay does not send an event again after it has certainly read or written the event's dispatch row
+//! (guarantee G3).
 //!
-//! Before a relay streams, it reads the dispatch rows of all events after the slot's position, and does so only
-//! once. So a process must know the rows that existed when it started, and the rows of its own requests.
+//! Before a relay streams, it reads the dispatch rows of all events after the slot's position. It does so only once.
+//! So it knows these rows:
 //!
-//! This check ignores:
-//! - rows that the connection of a killed or superseded relay commits later, because the process cannot know
-//!   them.
-//! - events that were released from quarantine, because a relay must send them although they have a record.
-//! - requests that a frozen relay had in its buffers, because the relay cannot take them back.
+//! - The rows that existed when its process started.
+//! - The rows of the events that it has sent itself.
+//!
+//! The check ignores:
+//!
+//! - Rows that another relay's connection commits after this start, for example the connection of a killed relay.
+//!   The running relay cannot know these rows.
+//! - Events that were released from quarantine. A relay must send them although they have a dispatch row.
+//! - Requests that a frozen relay had in its buffers. The relay cannot take them back.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -75,8 +80,8 @@ fn recording_attempts(evidence: &Evidence) -> HashMap<&str, Duration> {
 }
 
 /// Returns the relay that was the sender at the time `at`: the last relay that had logged that it streams.
-/// Returns `None` if this relay was already dead. The sender may be the next relay, which can send requests before
-/// it logs that it streams.
+/// Returns `None` if this relay was already dead: the sender may then be the next relay, which can send requests
+/// before it logs that it streams.
 fn sender(lives: &[Life], at: Duration) -> Option<&Life> {
     let last_word = |life: &Life| life.streams.iter().rev().find(|said| **said <= at).copied();
     let last = lives

@@ -34,9 +34,9 @@ const MOST_ROUNDS: u64 = 2;
 /// What the writers know about their transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Maps the label of a transaction to a WAL position at or before its begin.
+    /// For each transaction, by label: a WAL position at or before its begin.
     pub(crate) begun_after: HashMap<String, u64>,
-    /// Maps the label of a transaction whose COMMIT was answered to a WAL position at or after its end.
+    /// For each transaction whose COMMIT the server answered, by label: a WAL position at or after its end.
     pub(crate) committed_by: HashMap<String, u64>,
     /// Counts the transactions by shape, whether or not they committed.
     pub(crate) transactions: BTreeMap<Shape, u64>,

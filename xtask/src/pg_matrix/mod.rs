@@ -6,8 +6,8 @@
 //! The result is a table with a row per major version and a column per suite. The full output of
 //! each run is in `target/pg-matrix/`.
 //!
-//! Not here: the decision which tests apply to a major version. A test that does not apply skips
-//! itself and prints a line that begins with `SKIPPED`. Such a test counts as skipped.
+//! Each test decides for itself whether it applies to a major version. If not, the test ends early and prints
+//! a line that begins with `SKIPPED`. The table counts such a test as skipped.
 
 mod servers;
 mod suites;

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Evidence in which e2 was read from its table. `plan` says what the plan does to the stream.
+/// Evidence of a schedule in which the relay read event e2 from its table. `plan` says whether the plan of the
+/// schedule makes the relay read from tables, and in which way.
 fn from_table(plan: FromTable) -> Evidence {
     let mut evidence = evidence();
     evidence.from_table = plan;

@@ -29,9 +29,12 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Three transactions of one event each. The events are published at 100, 200 and 300 ms. Each event certainly
-/// has a record 15 ms later and is confirmed 20 ms later. The commit record of transaction `n` begins at the
-/// WAL position 1000 n. The slot then confirms 1000 n + 10, and the writer reads 1000 n + 30 after its COMMIT.
+/// Evidence without an error: the transactions t1, t2 and t3 with one event each (e1, e2 and e3). For transaction `n`:
+///
+/// - Pub/Sub receives the event at 100 n ms. The event certainly has a dispatch row 15 ms later. The slot has
+///   confirmed the event 20 ms later.
+/// - The commit record begins at the WAL position 1000 n. The slot confirms the position 1000 n + 10. When the
+///   writer asks for the WAL position after its COMMIT, the answer is 1000 n + 30.
 fn evidence() -> Evidence {
     let mut evidence = Evidence {
         publish_timeout: Duration::from_secs(10),
