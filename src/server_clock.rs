@@ -36,10 +36,11 @@ pub struct ServerClock(Arc<Mutex<Option<ClockReading>>>);
 #[derive(Debug, Clone, Copy)]
 struct ClockReading {
     origin: Instant,
-    /// The largest offset since `since`.
+    /// The largest offset of a frame in the current period.
     largest: i64,
+    /// When the current period began.
     since: Instant,
-    /// The largest offset of the period that ended at `since`; `i64::MIN` if there was no such period.
+    /// The largest offset of a frame in the previous period; `i64::MIN` if there was no previous period.
     before: i64,
 }
 

@@ -22,8 +22,8 @@ use crate::sample::Sample;
 /// the drain is exact.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Maximum memory of a program. A program that needs more is stopped. If it publishes, its rate is
-/// computed from the events that it has published until then.
+/// Maximum memory of a program. The benchmark stops a program that needs more. If the stopped program was
+/// publishing to the emulator, its rate is computed from the events that it had published before the stop.
 const MEMORY_LIMIT_KIB: u64 = 6 << 20;
 
 /// Maximum duration of a drain. A drain that takes longer counts as failed.

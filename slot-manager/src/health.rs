@@ -89,13 +89,16 @@ impl RecordedPosition {
 pub struct Thresholds {
     /// Warning if at least this much WAL is unconfirmed.
     pub warn_lag_bytes: u64,
-    /// Error if at least this much WAL is unconfirmed; `None` for no limit. But if no relay reads the slot and
-    /// the age of the unconfirmed events is unknown, `None` counts as `warn_lag_bytes`.
+    /// Error if at least this much WAL is unconfirmed. `None` usually means that there is no limit.
+    ///
+    /// If no relay reads the slot, nothing delivers the events. If the age of these events is unknown, too, then `None`
+    /// means that the limit is `warn_lag_bytes`.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
-    /// Error if the oldest unconfirmed event is at least this old; `None` for no limit. But if no relay reads
-    /// the slot, `None` counts as `warn_lag`, because nothing delivers the events.
+    /// Error if the oldest unconfirmed event is at least this old. `None` usually means that there is no limit.
+    ///
+    /// If no relay reads the slot, nothing delivers the events. Then `None` means that the limit is `warn_lag`.
     pub error_lag: Option<Duration>,
 }
 

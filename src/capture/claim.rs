@@ -74,9 +74,11 @@ impl CaptureMoment {
         Ok(Self { since, tops })
     }
 
-    /// Returns the highest `seq` of the table at index `n`, from which a scan may start. `None` if the table
-    /// has none. Also `None` if a transaction was running when the `seq` was read, and might not be visible in
-    /// `since`. The rows of such a transaction must be published, and the scan would skip those with a lower `seq`.
+    /// Returns the highest `seq` of the table at index `n`. A scan may skip the rows up to this `seq`, because they
+    /// were committed before capturing began.
+    ///
+    /// Returns `None` if no `seq` is known. Also returns `None` if a transaction was open when the `seq` was read, and
+    /// was still open in `since`. Its rows must be published, and a scan would skip those with a lower `seq`.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)

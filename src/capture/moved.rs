@@ -267,9 +267,9 @@ impl MovedRows {
     /// # Errors
     /// Connection and database errors.
     pub(crate) async fn look_up(&mut self, moved: MovedMark, event_id: &EventId) -> Result<Lookup> {
-        // If published events may lack a record, a missing record proves nothing. So skip a row below the floor
-        // without a look-up. If the records are complete, look up even a row below the floor. Such a row may come
-        // from a table that was not captured before, so it may never have been published.
+        // Most moved rows below the floor were published. But a moved row may also come from a table that was not
+        // captured before, and may never have been published. If the records are complete, a look-up distinguishes the
+        // two cases. If published events may lack a record, a look-up proves nothing, so the relay skips the row.
         let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)

@@ -33,11 +33,12 @@ pub(super) const BY_XMIN: &str = "\
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) oid: u32,
-    /// Whether `inserted_xid` names the transaction of every row: it is `xid8 not null` and
-    /// PostgreSQL fills it in.
+    /// Whether the column `inserted_xid` contains the transaction of each row: it is `xid8 not null`, and PostgreSQL
+    /// fills it in.
     pub(crate) has_inserted_xid: bool,
-    /// Set if the table has a column `inserted_xid` that does not name the transaction of every row. In
-    /// the case [`UnfitColumn::Value`], event ids are still computed with the column.
+    /// Set if the table has a column `inserted_xid` that may not contain the transaction of each row. The relay uses
+    /// `xmin` instead to select rows. Event ids may still depend on the column
+    /// ([`has_xid_in_ids`](Self::has_xid_in_ids)).
     pub(crate) unfit_inserted_xid: Option<UnfitColumn>,
     /// Whether a subscription of logical replication writes into the table or one of its partitions.
     pub(crate) is_subscribed: bool,
@@ -72,7 +73,7 @@ pub(crate) struct FoundTable {
     pub(crate) shape: Shape,
 }
 
-/// Why a column `inserted_xid` does not name the transaction of every row.
+/// Why a column `inserted_xid` may not contain the transaction of each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnfitColumn {
     /// The column is not of type `xid8`.
@@ -185,8 +186,8 @@ fn no_such_column(table: &QualifiedName, named: &str) -> Error {
 }
 
 impl Shape {
-    /// Whether event ids are computed with the column `inserted_xid`. The intake (for streamed rows) and the
-    /// readers of the table must both follow this, because they must compute the same id for a row.
+    /// Whether event ids are computed with the column `inserted_xid`. The intake (for streamed rows) and the readers
+    /// of the table both ask this function, because they must compute the same id for a row.
     pub(crate) fn has_xid_in_ids(&self) -> bool {
         self.has_inserted_xid || self.unfit_inserted_xid == Some(UnfitColumn::Value)
     }

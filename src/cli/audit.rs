@@ -100,8 +100,8 @@ impl ProgressLine {
         }
     }
 
-    /// Whether no earlier note had this reason and fewer than [`NOTES_MAX`] notes were written. If so, remembers
-    /// the reason.
+    /// Whether to write a note with this reason. False if an earlier note had the same reason, or if [`NOTES_MAX`]
+    /// notes were written already. If true, also remembers the reason.
     fn is_new(&mut self, reason: &str) -> bool {
         let is_new =
             self.noted.len() < NOTES_MAX && !self.noted.iter().any(|known| known == reason);

@@ -34,8 +34,8 @@ pub struct RelayState {
     /// The trouble that ended the previous relay. If the same trouble keeps this relay from starting, the trouble keeps
     /// its start time. `None` once this relay has streamed, begun a recovery, or been a standby.
     earlier: Mutex<Option<Trouble>>,
-    /// Whether this relay has streamed, or was a standby. If so, the error `table-captured` no longer stops it
-    /// (`session`).
+    /// Whether this relay has streamed, or was a standby. If not, the error `table-captured` stops the relay. If so,
+    /// the error ends only the session, and the relay tries again.
     has_served: AtomicBool,
 }
 

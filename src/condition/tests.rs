@@ -1,4 +1,4 @@
-//! Tests the condition that follows from each kind of facts.
+//! Tests [`judge`]: which [`Condition`] it derives from which [`RelayFacts`].
 
 use super::*;
 use crate::error::Error;

@@ -49,7 +49,8 @@ pub struct AuditTrouble {
 pub struct FailingTopic {
     /// Full name, `projects/<project>/topics/<name>`.
     pub topic: Arc<str>,
-    /// The first error with the current code. Its `since` is the time when the topic began to fail.
+    /// The error of the first failed request. A later error replaces it only if the two have different codes. `since`
+    /// always stays the time when the topic began to fail.
     pub trouble: Trouble,
     /// Failed requests since the topic began to fail.
     pub failures: u64,

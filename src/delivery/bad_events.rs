@@ -210,8 +210,8 @@ impl EventOutcomes {
             error: reason,
         };
         if self.joins_a_release(&about) {
-            // First record the events that the release holds in memory, because they may come before this event in
-            // commit order.
+            // While a key is being released, the relay may hold new events of the key in memory. They may come before
+            // the bad event in commit order, so record them first.
             self.unhold();
         }
         match self.letters.topic_for(&about.origin) {

@@ -150,12 +150,13 @@ impl RowsFromTables {
     }
 
     /// Whether the relay must skip this event of the current transaction. `table` is the index of the event's table in
-    /// the settings. The relay skips the event in these cases:
+    /// the settings. `rows` has the events from the tables that have no outcome yet. The relay skips the event in these
+    /// cases:
     ///
     /// - The event is resolved, because its transaction is below the floor of the table.
-    /// - This session has read the event from the table and remembers its id.
-    /// - This session has read the event from the table, and the event has no outcome yet (`rows`). The event has no
-    ///   record then, and the bounded set of ids may lack its id.
+    /// - The set of remembered ids contains the event, so this session has read it from the table.
+    /// - `rows` contains the event, so this session is publishing it from the table. The set may lack the event's id,
+    ///   because the number of remembered ids is limited.
     pub(crate) fn has(&self, table: usize, event_id: &EventId, rows: &TableRows) -> bool {
         let resolved = self.resolved.get(table).and_then(Option::as_ref);
         let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));

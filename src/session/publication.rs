@@ -48,8 +48,9 @@ impl PublicationCheck {
                 tracing::debug!(code = %error.code(), "outbox.relay: {error}");
             }
             let error = Error::from(problem);
-            // If the publication was right before, somebody is probably altering it or a table at the moment.
-            // The code `publication-drift` lets the relay try again instead of stopping.
+            // If this process has ever found the publication right, somebody is probably altering the publication or
+            // a table at the moment. In this case the relay tries again after `publication-drift`. A code such as
+            // `column-missing` would stop the relay.
             let is_altered = error.code() != Code::PublicationMissing && self.was_right();
             return Err(if is_altered {
                 Error::new(Code::PublicationDrift, error.what()).hint(problem.remedy())

@@ -161,8 +161,8 @@ pub(crate) struct Unfinished {
     pub(crate) consistent_point: Lsn,
     /// The slot streams every transaction that is not visible in this snapshot.
     pub(crate) snapshot: Snapshot,
-    /// Set if the recovery has kept its slot: before this position, the stream may also contain transactions
-    /// that are visible in `snapshot`. `None` if the recovery has created its slot.
+    /// A slot that the recovery has kept may stream transactions that are visible in `snapshot`, but only before
+    /// this position. `None` if the recovery has created a new slot, which streams none of these transactions.
     pub(crate) repeated_before: Option<Lsn>,
 }
 

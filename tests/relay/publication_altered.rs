@@ -55,10 +55,10 @@ async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streami
     recorded(&database, 2).await;
 }
 
-/// After a restart, PostgreSQL sends fewer rows of a transaction than before. The other rows of the transaction get new
-/// ordinals, so the relay must recognise published rows by their event ids.
+/// After a restart, PostgreSQL leaves out some rows of a transaction that it sent before. The rows that it still sends
+/// get lower ordinals than before, so the relay must recognise published rows by their event ids.
 ///
-/// The reason is a cache: pgoutput remembers whether the publication contains a table.
+/// The reason is a cache: pgoutput remembers whether the publication contains a table. The test proceeds as follows:
 ///
 /// 1. The publication loses the table. Transaction A inserts rows and stays open.
 /// 2. The publication gets the table back. Transaction B inserts a row and commits.

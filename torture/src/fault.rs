@@ -173,9 +173,10 @@ impl Fault {
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
-            // These faults are over once the harness has caused them. The exception is `Publish`, which acts on
-            // the next requests. No judge uses the time of a `Publish` fault: if the relay sends an event again
-            // because of this fault, the answer to the first request (or its absence) explains the duplicate.
+            // These faults are over once the harness has caused them. The exception is `Publish`, which acts on the
+            // next requests to Pub/Sub. Its end does not matter, because no judge looks at the time of a `Publish`
+            // fault. Suppose that the fault makes the relay send an event twice. Then a bad or missing answer to the
+            // first of the two requests explains the duplicate.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)

@@ -52,9 +52,12 @@ impl TableIdentity {
         }
     }
 
-    /// Sets a suffix that is hashed after `schema.table`, for rows whose `inserted_xid` is unknown. The first
-    /// captured table of this name has an empty suffix. A table that was dropped and created again has a
-    /// suffix such as `@16402`, so its rows get new uuids even if it numbers them from 1 again.
+    /// Sets the suffix that follows `schema.table` in the hash of a row whose `inserted_xid` is unknown.
+    ///
+    /// The suffix distinguishes tables that have had the same name. If a table was dropped and created again,
+    /// the new table may number its rows from 1 again. With the suffix, the new rows still get other uuids than
+    /// the old rows. The first captured table of a name has an empty suffix. A later table has a suffix such as
+    /// `@16402`, which contains its OID.
     #[must_use]
     pub fn with_suffix(self, suffix: &str) -> Self {
         Self {

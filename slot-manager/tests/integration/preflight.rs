@@ -221,7 +221,8 @@ async fn harmful_settings_are_reported() {
         with_code(&found, "wal-sender-timeout-off").severity,
         Severity::Info
     );
-    // The server has no free slot: a warning. So the relay's slot cannot be created: an error.
+    // Two findings have this code. The warning says that the server has no free slot. The error says that the relay's
+    // slot does not exist and cannot be created.
     let used_up = found
         .iter()
         .filter(|f| f.code == "replication-slots-used-up");

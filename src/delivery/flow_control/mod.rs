@@ -2,31 +2,34 @@
 //!
 //! There is one budget for the bytes of all events in memory (`in_flight_mib`). [`memory`] counts them.
 //!
-//! **Reading (backpressure).** The session reads while both gates are open. A gate closes at its high
-//! watermark, and opens again below its low watermark, so that reading does not stop and start for each
-//! event. While lanes wait for a retry or for a throttled topic, the session reads on even with a closed
-//! gate, as long as the budget has room ([`super::Delivery::takes_events`]).
+//! **Reading (backpressure).** Two gates decide whether the session reads. A gate closes at its high watermark, and
+//! opens again below its low watermark, so that reading does not stop and start for each event:
 //!
 //! | gate | closes when | opens when |
 //! |---|---|---|
 //! | queue | events use the whole budget | undelivered events use less than [`QUEUE_LOW`] |
 //! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | they use less than [`UNRECORDED_LOW`] |
 //!
+//! The session reads while both gates are open. If some lanes wait for a retry or for a throttled topic, the session
+//! ignores the gates, and reads until the budget is full. Otherwise the events of these lanes would hold up the events
+//! of other keys ([`super::Delivery::takes_events`]).
+//!
 //! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]). In
 //! these two cases, a lane lingers until it has enough events for an efficient request, but at most a second
-//! (`lanes`). Lanes do not linger during these exceptions:
+//! (`lanes`). There are three exceptions, during which lanes do not linger:
 //!
-//! - The queue gate is closed. This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`], a little
-//!   less than the gate's low watermark, so that the gate opens even if one answer is late.
-//! - Queued events have exceeded a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of this
-//!   backlog, whichever is larger. This exception ends when queued events have fallen to [`BACKLOG_LOW`] of the
-//!   limit. The limit keeps the queue short, because the relay has caught up only when it has sent the queued
-//!   events too. The exception does not apply while lanes wait for a retry or for a throttled topic.
-//! - Messages use [`UNSHARED_HIGH`] of the budget, and nearly every lane has only one message, so lingering would
-//!   not fill requests.
+//! - **The queue gate is closed.** This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`]. This is a
+//!   little less than the gate's low watermark, so that the gate opens even if one answer is late.
+//! - **The queue is too long.** The relay has caught up only when it has sent the queued events too, so the queue must
+//!   be short. The limit is [`BACKLOG_HIGH`] of the budget or [`BACKLOG_SHARE`] of this backlog, whichever is larger.
+//!   The exception ends when queued events have fallen to [`BACKLOG_LOW`] of the limit. It does not apply while some
+//!   lanes wait for a retry or for a throttled topic.
+//! - **Lingering would not fill requests**, because nearly every lane has only one message although messages use
+//!   [`UNSHARED_HIGH`] of the budget.
 //!
-//! During an exception, the lanes that have waited longest send first. When the exception ends, the remaining lanes
-//! linger again. If an exception ended only when all lanes are empty, requests would have half as many messages.
+//! During an exception, the lanes that have waited longest send first. An exception ends before all lanes are empty,
+//! and the remaining lanes linger again. If an exception ended only when all lanes are empty, requests would have half
+//! as many messages.
 //!
 //! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
 

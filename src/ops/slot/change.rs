@@ -28,7 +28,8 @@ pub(crate) struct LeftOut {
     pub(crate) lag_bytes: u64,
     /// Number of events without a record; `None` if unknown.
     pub(crate) pending_events: Option<u64>,
-    /// Whether there may be more such events, because only a part of a table was read.
+    /// Whether there may be more events without a record than `pending_events`, because the command has read only a
+    /// part of the tables. `None` if `pending_events` is `None`.
     pub(crate) pending_is_lower_bound: Option<bool>,
 }
 

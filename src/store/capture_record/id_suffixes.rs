@@ -124,7 +124,8 @@ impl IdSuffixes {
         changed
     }
 
-    /// Gives the table `copy`, which is a copy or a partition, the suffix of the table `original`.
+    /// Gives the table `copy` the same suffix as the table `original`. `copy` is a copy of `original`, or was one of
+    /// its partitions.
     #[must_use]
     pub(crate) fn with_copy(&self, copy: u32, original: u32) -> Self {
         let mut copied = self.clone();

@@ -16,9 +16,10 @@ pub(crate) struct RecoveryProgress {
     pub(crate) below: u64,
     /// Rows up to this `seq` are resolved. `None` if all rows are resolved, with any `seq`.
     pub(crate) seq: Option<i64>,
-    /// The name of the column that contains `seq`. If the column has changed since, `seq` is not valid.
+    /// The name of the column that contains `seq`. If the table now has another such column, `seq` is not valid.
     pub(crate) column: Option<String>,
-    /// The sequence that fills this column. If the sequence has changed since, `seq` is not valid.
+    /// The name of the PostgreSQL sequence that fills the column `column`. If another sequence fills it now, `seq`
+    /// is not valid.
     pub(crate) numbering: Option<String>,
     /// The OIDs of the partitions (or of the table itself) that the recovery has read, separated by commas.
     pub(crate) partitions: String,

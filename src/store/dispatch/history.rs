@@ -31,8 +31,8 @@ pub(crate) struct EventOutcome {
     pub(crate) position: EventPosition,
     pub(crate) committed_at: String,
     pub(crate) recorded_at: String,
-    /// Milliseconds from the commit to the outcome. Both times are by the server's clock; the relay estimates
-    /// that clock when it notes the outcome.
+    /// Milliseconds from the commit to the outcome. Both times are by PostgreSQL's clock. For the time of the outcome,
+    /// the relay uses its estimate of that clock (`server_clock`).
     pub(crate) took_ms: f64,
     /// Number of requests with which Pub/Sub may have stored the event. Requests that Pub/Sub refused do not
     /// count.

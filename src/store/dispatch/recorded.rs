@@ -159,8 +159,9 @@ impl EarlierOutcomes {
         Ok(())
     }
 
-    /// For an event that has no row at its position: whether an earlier session may have published the event from
-    /// its table. The row of such an event has another position, so the caller must look the event up by its id.
+    /// Whether an earlier session may have published the event at `at` from its table. The dispatch row of such an
+    /// event is not at `at`, but at a position that no commit can have. So if the caller has found no row at `at`, and
+    /// this function returns true, the caller must look the event up by its id.
     pub(crate) fn may_be_from_a_table(&self, at: EventPosition) -> bool {
         self.from_tables_before
             .is_some_and(|end| at.commit.lsn() < end)

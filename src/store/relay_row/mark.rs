@@ -10,8 +10,8 @@ use super::{RelayMode, ServedSlot, Unfinished, names, outdated};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// Marks the slot for recovery, unless a relay reads it. A relay that reads the slot recovers on its own if
-/// it must, and our mark would cause another recovery.
+/// Marks the slot for recovery, unless a relay reads the slot. That relay recovers by itself if necessary, and our mark
+/// would cause a second recovery.
 const MARK_RECOVERING: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \
@@ -23,10 +23,11 @@ const MARK_RECOVERING: &str = "\
     WHERE NOT EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1 AND s.active)";
 
-/// Marks the slot for recovery with a new slot, unless another relay reads the slot. The other relay finds out
-/// for itself if the slot is stuck. Replaces the reason of an older mark, because a recovery for the older reason
-/// might keep the stuck slot. Only the reason `first-start` stays, because it says that no relay has used the slot
-/// yet.
+/// Marks a slot whose stream is stuck. The next session then recovers with a new slot.
+///
+/// - Writes nothing if another relay reads the slot by now. That relay notices itself if the stream is stuck.
+/// - Replaces the reason of an older mark, because a recovery for the older reason might keep the stuck slot. Only the
+///   reason `first-start` stays, because it says that no relay has used the slot yet.
 const MARK_STUCK: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, instance, recovering, \
         database_oid) \

@@ -248,9 +248,9 @@ impl History {
         self.partitions_are_known();
     }
 
-    /// Whether the relay may repeat a moved row without the rows that follow it. With
-    /// `dispatch = exceptions`, the relay sends a row again if the row moves soon after its
-    /// publication.
+    /// Whether the relay may publish a moved row a second time, but not the later rows of its key, so that the check
+    /// reports skipped events. With `dispatch = exceptions` published rows have no record. So if a row moves before the
+    /// floor has risen above its transaction, the relay publishes it again.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

@@ -2,7 +2,7 @@
 
 use crate::harness::Database;
 
-/// Commands that change nothing. Only the last command, a replay, publishes messages again.
+/// Commands that only read the database, and a replay as the last command.
 pub(super) const READS: &[&[&str]] = &[
     &["status"],
     &["event", "--since", "1h"],

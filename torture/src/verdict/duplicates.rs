@@ -31,8 +31,9 @@ pub(crate) enum Cause {
     /// The relay's session was ended from outside. Before the relay read the error from PostgreSQL, it noticed that
     /// PostgreSQL had released its slot.
     GivenUp,
-    /// The relay's session was ended from outside. Before the relay read the error from PostgreSQL, it noticed that
-    /// another session, its successor, held the slot: that session had recreated the slot.
+    /// A fault ended the relay's session, and the harness recreated the slot. The harness's session held the slot for
+    /// a moment. The relay noticed this before it read the error from PostgreSQL, and took that session for its
+    /// successor. So the relay did not record the outcomes of its events in flight.
     Succeeded,
     /// The connections to Pub/Sub were cut.
     Cut,

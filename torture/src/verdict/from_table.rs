@@ -82,9 +82,9 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// For schedules in which published events have no records: events that the stream may have omitted. The only
-/// sign of such an event is that later events of its key were published before it. The judges allow this only
-/// for events whose transaction ended after the publication was altered.
+/// Returns the events that may come late because the stream may have omitted them, if published events have no records.
+/// Without records, the only sign of an omitted event is that a later event of its key was published first. Such an
+/// event may come late only if its transaction ended after the first gap began, or if the end is unknown.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();

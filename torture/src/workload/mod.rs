@@ -107,8 +107,9 @@ impl Writers {
 
 struct Writer {
     number: u64,
-    /// The name of a transaction that may still be prepared. The transaction would hold its locks until
-    /// the writer rolls it back.
+    /// The name of a transaction that failed with an error, if the writer meant to prepare it. The server may have
+    /// prepared the transaction all the same. So before its next transaction, the writer tries to roll it back, because
+    /// a prepared transaction keeps its locks.
     in_doubt: Option<String>,
     database: Database,
     plan: WorkloadPlan,

@@ -27,11 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One step of a random sequence.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The writer gets the outcomes of `events + repeated` events of one key, all published or all quarantined.
+    /// The writer gets the outcomes of several events of one key, all published or all quarantined:
     ///
-    /// - The first `there` of the `events` events already have a row. In production this happens if PostgreSQL
-    ///   commits a batch, and the connection breaks before the writer learns of the commit.
-    /// - The `repeated` events come last. They were published before and must not get a row.
+    /// - First come new events; `events` is their number. Some of them already have a row: `there` is the number of
+    ///   such events. In production this happens if PostgreSQL commits a batch, and the connection breaks before the
+    ///   writer learns of the commit.
+    /// - Then come events that were published before and must not get a row; `repeated` is their number.
     Outcome {
         key: u8,
         publishes: bool,
