@@ -144,7 +144,7 @@ fn prose_is_plain_english() {
 }
 
 #[test]
-fn phrases_are_found_where_people_read_and_not_in_code() {
+fn phrases_are_searched_in_prose_comments_and_messages_but_not_in_code() {
     let found = |name: &str, text: &str| {
         let lines = prose(Path::new(name), text);
         lines

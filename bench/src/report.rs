@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn half_the_speed_misses_every_kind_of_aim() {
+    fn a_value_twice_as_bad_misses_every_kind_of_aim() {
         for (aim, baseline, good, bad) in [
             (Aim::RatioAtLeast(0.8), 100.0, 90.0, 45.0),
             (Aim::RatioAtMost(1.15), 100.0, 110.0, 220.0),

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_to_a_later_position_is_none() {
+    fn bytes_since_is_none_if_the_other_position_is_later() {
         let (earlier, later) = (Lsn::new(100), Lsn::new(0x1_0000_0000));
         assert_eq!(later.bytes_since(earlier), Some(0x1_0000_0000 - 100));
         assert_eq!(later.bytes_since(later), Some(0));

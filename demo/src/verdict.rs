@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn all_events_once_and_in_order_are_good() {
+    fn the_verdict_is_good_if_every_event_arrived_once_and_in_order() {
         assert!(verdict(&[1, 2, 3], 3).is_good());
     }
 

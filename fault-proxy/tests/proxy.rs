@@ -100,7 +100,7 @@ async fn the_end_of_one_side_reaches_the_other() {
 }
 
 #[tokio::test]
-async fn a_reset_is_an_error_and_a_finish_is_an_end_for_the_client() {
+async fn the_client_sees_a_reset_as_an_error_and_a_finish_as_a_normal_end() {
     let proxy = proxy().await;
     for (how, end) in [
         (Cut::Reset, Err(ErrorKind::ConnectionReset)),

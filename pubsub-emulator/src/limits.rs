@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ordering_keys_end_at_1024_bytes() {
+    fn an_ordering_key_has_at_most_1024_bytes() {
         assert_eq!(check(&[with_key(&"k".repeat(1_024))]), Ok(()));
         let refusal = Refusal::OrderingKeyTooLong { bytes: 1_025 };
         assert_eq!(
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_end_at_their_documented_limits() {
+    fn attributes_above_their_documented_limits_are_refused() {
         assert_eq!(
             check(&[attribute(&"k".repeat(256), &"v".repeat(1_024))]),
             Ok(())

@@ -67,7 +67,7 @@ cases![
 ];
 
 #[tokio::test]
-async fn googles_own_emulator_agrees() {
+async fn googles_own_emulator_passes_all_our_conformance_cases() {
     let Some(referee) = Referee::start() else {
         return;
     };

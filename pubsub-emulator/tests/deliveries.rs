@@ -144,7 +144,7 @@ async fn a_client_that_reconnects_under_its_id_gets_the_rest_of_its_key() {
 }
 
 #[tokio::test]
-async fn filters_decide_at_publication_and_per_subscription() {
+async fn a_subscription_gets_only_matching_messages_and_a_bad_filter_is_refused() {
     let (_emulator, mut clients) = start().await;
     let topic = clients.create_topic("orders").await;
     let filter = "hasPrefix(attributes.event_id, \"a\") AND NOT attributes:skip".to_owned();

@@ -306,7 +306,7 @@ async fn the_checks_see_a_client_that_skips_or_overlaps() {
 }
 
 #[tokio::test]
-async fn counting_only_keeps_no_attempts() {
+async fn an_emulator_that_only_counts_keeps_no_attempts() {
     let builder = Emulator::builder().recording(Recording::Counts);
     let emulator = builder.start().await.expect("a free port");
     let mut clients = Clients::connect(emulator.addr(), "faults").await;
@@ -320,7 +320,7 @@ async fn counting_only_keeps_no_attempts() {
 }
 
 #[tokio::test]
-async fn an_answer_with_too_few_ids_has_stored_its_messages_and_counts_as_no_answer() {
+async fn a_publish_answered_with_too_few_ids_is_stored_but_counts_as_unanswered() {
     let (emulator, mut clients, topic, _) = start().await;
     emulator
         .faults()

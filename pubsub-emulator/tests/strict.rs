@@ -217,7 +217,7 @@ async fn updates_change_the_named_fields_and_refuse_immutable_ones() {
 }
 
 #[tokio::test]
-async fn acknowledge_requests_end_at_their_limit() {
+async fn acknowledge_requests_that_are_empty_or_too_large_are_refused() {
     let (_emulator, mut clients) = start().await;
     let (_topic, subscription) = clients.create_ordered("orders").await;
     refused(

@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_later_setting_follows_an_earlier_one_and_is_quoted() {
+    fn a_setting_overrides_the_default_by_coming_later_and_is_quoted() {
         let builder = Builder::default()
             .setting("wal_level", "replica")
             .setting("a.b", r"it's \ x");

@@ -335,7 +335,7 @@ mod tests {
     use super::xid8;
 
     #[test]
-    fn an_xid_is_read_like_any_number() {
+    fn an_xid_is_parsed_like_a_u64() {
         for text in [
             "0",
             "742",

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_keep_three_digits() {
+    fn sizes_are_shown_with_a_unit_and_few_digits() {
         for (count, text) in [
             (0, "0 B"),
             (999, "999 B"),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn times_keep_two_units() {
+    fn times_are_shown_in_at_most_two_units() {
         for (milliseconds, text) in [
             (0, "0.0 s"),
             (412, "0.4 s"),

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_fits_into_an_attribute_and_a_command_line() {
+    fn a_replay_name_must_be_short_ascii_without_blanks_or_quotes() {
         assert_eq!(name("after-the-fix"), Ok("after-the-fix".to_owned()));
         for refused in ["", "a b", "a'b", "ä", &"x".repeat(101)] {
             assert!(name(refused).is_err(), "{refused}");

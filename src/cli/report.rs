@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_is_known_even_if_the_command_line_or_the_file_is_wrong() {
+    fn the_form_of_an_error_is_known_even_if_the_command_line_is_wrong() {
         let json = [("POSTRIDER_LOG_FORMAT", "json")];
         let log = ReportForm::Log(LogFormat::Json);
         for line in ["run", "run --nosuch", "run extra", "--slot x run"] {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_has_code_text_and_hint_on_one_line() {
+    fn a_json_error_has_code_text_and_hint_on_one_line() {
         let error = Error::new(Code::SlotMissing, "slot a\nb").hint("do \"this\"");
         let text = object(&error);
         assert!(!text.contains('\n'), "{text}");

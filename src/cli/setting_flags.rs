@@ -256,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_allowed_is_left_to_the_settings() {
+    fn a_wrong_choice_after_a_flag_is_passed_on_to_the_settings() {
         let line = ["postrider", "run", "--start", "nothing"];
         assert_eq!(set(&line), [("start".to_owned(), "nothing".to_owned())]);
     }
 
     #[test]
-    fn the_short_help_of_a_setting_is_its_first_part() {
+    fn the_short_help_of_every_setting_has_from_10_to_100_bytes() {
         for key in KEYS {
             let summary = key.summary();
             assert!(

@@ -49,7 +49,7 @@ fn now() -> Instant {
 }
 
 #[test]
-fn each_kind_of_facts_has_its_condition() {
+fn each_set_of_relay_facts_gives_the_expected_state() {
     use State::*;
     let now = now();
     let change = |change: &dyn Fn(&mut RelayFacts)| {
@@ -188,7 +188,7 @@ fn a_publication_that_cannot_be_checked_does_not_stop_the_relay() {
 }
 
 #[test]
-fn a_relay_that_delivers_but_cannot_check_its_publication_is_a_warning_and_ready() {
+fn a_delivering_relay_that_cannot_check_its_publication_warns_and_stays_ready() {
     let now = now();
     let mut facts = streaming(now);
     facts.publication = Some(trouble(Code::PostgresAuthentication, ago(now, 12)));

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_errors_of_the_connection_promise_a_new_connection() {
+    async fn only_an_error_of_the_connection_counts_as_a_lost_connection() {
         let refused = "port=x".parse::<tokio_postgres::Config>().unwrap_err();
         assert_eq!(Error::from(refused).code(), Code::PostgresStatement);
         let (stream, other_end) = tokio::io::duplex(64);

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_cannot_create_the_slot_yet_or_ever_has_a_hint_of_its_own() {
+    fn each_reason_why_no_slot_can_be_created_has_its_own_code_or_hint() {
         assert_eq!(
             of_new_slot("42710"),
             (Code::SlotBusy, Some(ANOTHER_CREATES))

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn orderings_are_written_as_they_are_read() {
+    fn orderings_survive_a_round_trip_through_text_and_bad_ones_are_refused() {
         for text in ["key", "none", "bucketed(1)", "bucketed(10000)"] {
             assert_eq!(text.parse::<Ordering>().unwrap().to_string(), text);
         }

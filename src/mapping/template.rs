@@ -145,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_template_is_written_as_it_is_read(text in "[a-z{}.]{0,20}") {
+        fn every_template_survives_a_round_trip_through_text(text in "[a-z{}.]{0,20}") {
             if let Ok(template) = text.parse::<Template>() {
                 prop_assert_eq!(template.to_string(), text);
             }

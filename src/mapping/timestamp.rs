@@ -299,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn no_near_miss_causes_a_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
+        fn no_text_that_resembles_a_timestamp_causes_a_panic(text in "[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.+é-]{8,20}") {
             to_rfc3339(&text, WithoutOffset::IsUtc, &mut String::new());
         }
     }

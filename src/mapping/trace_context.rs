@@ -28,7 +28,7 @@ mod tests {
     const TEXT: &str = "#Fri Nov 27 12:00:00 UTC 2026\ntraceparent=00-0af7-b7ad-01\r\n  tracestate : a\\=1,b\\:c\\=2\n";
 
     #[test]
-    fn lines_are_read_as_java_writes_them() {
+    fn a_trace_context_is_read_as_java_writes_it() {
         assert_eq!(
             value(TEXT, "traceparent").as_deref(),
             Some("00-0af7-b7ad-01")
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_comments_and_other_texts_have_no_value() {
+    fn a_trace_context_is_not_found_in_comments_other_names_or_other_texts() {
         for text in [
             "",
             r"uber-trace-id=1\:2\:0\:1",

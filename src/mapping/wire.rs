@@ -155,7 +155,7 @@ mod tests {
         }
 
         #[test]
-        fn a_fixed_name_is_written_like_any_other(key in "[a-z_]{0,16}", value_len in 0_usize..1_100) {
+        fn a_fixed_attribute_key_is_encoded_like_any_other(key in "[a-z_]{0,16}", value_len in 0_usize..1_100) {
             let (mut fixed, mut any) = (Vec::new(), Vec::new());
             put_fixed_attribute_key(&mut fixed, &key, value_len);
             put_attribute_key(&mut any, key.as_bytes(), value_len);

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_of_the_kernel_are_read() {
+    fn process_usage_is_read_from_the_files_of_the_kernel() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 3 0 12345 1 2 3\n";
         let status = "Name:\ta\nVmPeak:\t  9 kB\nVmRSS:\t    2048 kB\n";
         let limits = "Limit                     Soft Limit           Hard Limit           Units\n\

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_owes_an_answer_may_be_silent_for_the_limit() {
+    async fn a_server_that_owes_an_answer_times_out_after_the_limit() {
         let (mut session, _server) = session().await;
         assert!(is_patient(&mut session).await, "idle");
         session.write_all(QUERY).await.unwrap();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_takes_no_bytes_is_silent_too() {
+    async fn a_server_that_accepts_no_bytes_times_out_too() {
         let (mut session, _server) = session().await;
         let query = [b"Q\0\0\0\x54", &[b' '; 80][..]].concat();
         let error = session.write_all(&query).await.unwrap_err();

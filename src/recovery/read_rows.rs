@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_set_still_knows_its_ids_and_takes_every_other_id_for_a_new_one() {
+    fn a_full_set_still_knows_its_ids_and_treats_all_others_as_new() {
         let mut ids = RememberedIds::default();
         assert!(ids.add(id(1), 2) && ids.add(id(2), 2));
         assert!(!ids.add(id(1), 2) && !ids.add(id(2), 2));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_with_all_the_ids_that_it_may_hold_takes_the_memory_that_is_stated() {
+    fn a_full_set_of_ids_has_exactly_the_documented_capacity() {
         let mut ids = RememberedIds::default();
         for n in 0..=u32::try_from(MAX_REMEMBERED).unwrap() {
             assert!(ids.add(id(n), MAX_REMEMBERED));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_of_a_new_slot_brings_no_row_again() {
+    fn a_new_slots_stream_repeats_no_row_so_no_ids_are_remembered() {
         let mut rows = ReadRows::new(None, None, &[]);
         assert!(rows.add(id(1)) && rows.add(id(1)));
         assert!(rows.take_repeated().is_none());

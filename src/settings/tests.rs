@@ -232,7 +232,7 @@ fn refused(toml: &str) -> (String, String) {
 }
 
 #[test]
-fn a_misspelt_name_in_the_file_has_its_place_and_a_suggestion() {
+fn an_error_about_a_misspelt_name_in_the_file_shows_line_and_suggestion() {
     for (toml, what, hint) in [
         (
             "slot = 'a'\n  slott = 'b'\n",
@@ -263,7 +263,7 @@ fn a_misspelt_name_in_the_file_has_its_place_and_a_suggestion() {
 }
 
 #[test]
-fn a_wrong_value_in_the_file_has_its_place() {
+fn an_error_about_a_wrong_value_in_the_file_shows_line_and_column() {
     for (toml, what) in [
         (
             "slot = 'a'\nslot_failover = 'hunter2'\n",

@@ -130,7 +130,7 @@ async fn events_in_quarantine_are_counted_and_named() {
 }
 
 #[tokio::test]
-async fn an_event_with_two_records_is_a_double_and_a_replayed_one_is_not() {
+async fn an_event_recorded_twice_is_reported_and_a_replayed_one_is_not() {
     let database = Database::initialised().await;
     database.emit(40).await;
     record(&database, 40).await;

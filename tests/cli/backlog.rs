@@ -69,7 +69,7 @@ async fn a_large_backlog_without_a_relay_is_critical() {
 /// The oldest 150,000 of 400,000 rows are delivered. The commands count only 100,000 rows at each end of the
 /// table, so the oldest waiting event is in the part between the two ends.
 #[tokio::test]
-async fn the_oldest_waiting_event_is_found_between_the_rows_at_the_ends() {
+async fn the_oldest_waiting_event_is_found_in_the_middle_of_a_large_table() {
     let database = without_relay().await;
     insert(&database, 400_000, "4000 seconds").await;
     record(&database, 150_000).await;
@@ -147,7 +147,7 @@ async fn a_backlog_in_a_large_table_without_an_index_is_critical() {
 /// A service may write any value into `occurred_at`. So an output that computes the age from this column must
 /// say so.
 #[tokio::test]
-async fn the_age_of_an_event_is_by_its_commit_if_the_server_knows_it_otherwise_by_occurred_at() {
+async fn the_age_of_an_event_counts_from_its_commit_if_known_else_from_occurred_at() {
     let insert = "insert into outbox.events (aggregatetype, aggregateid, event_type, occurred_at) \
                   values ('order', 'o-1', 'Placed', now() - interval '2 hours')";
     let database = without_relay().await;

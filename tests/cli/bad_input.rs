@@ -34,7 +34,7 @@ pub(crate) async fn run(database: &Database, env: &[(&str, &str)]) -> Ran {
 }
 
 #[tokio::test]
-async fn an_invalid_url() {
+async fn an_invalid_url_is_refused_without_showing_its_password() {
     for url in [
         "shop",
         "mysql://u@h/d",
@@ -51,7 +51,7 @@ async fn an_invalid_url() {
 }
 
 #[tokio::test]
-async fn an_unreachable_server() {
+async fn an_unreachable_server_ends_run_without_showing_the_password() {
     for url in [
         "postgres://u:s3cret@127.0.0.1:1/d",
         "postgres://u:s3cret@no-such-host.invalid/d",
@@ -63,7 +63,7 @@ async fn an_unreachable_server() {
 }
 
 #[tokio::test]
-async fn a_wrong_and_a_missing_password() {
+async fn a_wrong_or_missing_password_is_an_authentication_error() {
     let database = Database::initialised().await;
     database.create_locked_role().await;
     let url = database.url_as(&format!("{LOCKED_ROLE}:s3cret"));
@@ -84,7 +84,7 @@ async fn a_wrong_and_a_missing_password() {
 }
 
 #[tokio::test]
-async fn a_database_that_does_not_exist() {
+async fn a_database_that_does_not_exist_is_named() {
     let database = Database::new().await;
     let url = database.url.replace(&database.name, "no_such_database");
     let ran = run(&database, &[("DATABASE_URL", &url)]).await;
@@ -93,7 +93,7 @@ async fn a_database_that_does_not_exist() {
 }
 
 #[tokio::test]
-async fn a_role_without_replication() {
+async fn a_role_without_replication_is_reported_with_or_without_the_slot() {
     let database = Database::new().await;
     let role = format!("{}_relay", database.name);
     database.execute(&format!("create role {role} login")).await;
@@ -115,7 +115,7 @@ async fn a_role_without_replication() {
 }
 
 #[tokio::test]
-async fn a_missing_schema() {
+async fn a_missing_schema_is_reported_with_the_command_that_creates_it() {
     let database = Database::new().await;
     let ran = run(&database, &[]).await;
     ran.assert_error("schema-missing", 3);
@@ -123,7 +123,7 @@ async fn a_missing_schema() {
 }
 
 #[tokio::test]
-async fn a_missing_publication_and_one_without_the_table() {
+async fn a_publication_that_is_missing_or_lacks_the_table_is_reported_with_the_sql() {
     let database = Database::initialised().await;
     database
         .execute("alter publication postrider drop table outbox.events")
@@ -275,7 +275,7 @@ async fn a_token_that_is_too_short_is_refused_with_a_command_that_makes_one() {
 }
 
 #[tokio::test]
-async fn a_slot_of_another_plugin_and_a_physical_one() {
+async fn a_slot_of_another_plugin_or_a_physical_one_is_refused() {
     let database = Database::initialised().await;
     let other = format!("{}_other", database.name);
     let physical = format!("select pg_create_physical_replication_slot('{other}')");
@@ -297,7 +297,7 @@ async fn a_slot_of_another_plugin_and_a_physical_one() {
 }
 
 #[tokio::test]
-async fn a_column_in_the_settings_that_the_table_lacks() {
+async fn a_column_in_the_settings_that_the_table_lacks_is_named() {
     let database = Database::initialised().await;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let text = b"[[tables]]\ntable = 'outbox.events'\ncolumns = { event_type = 'kind' }\n";
@@ -309,7 +309,7 @@ async fn a_column_in_the_settings_that_the_table_lacks() {
 }
 
 #[tokio::test]
-async fn an_unknown_setting_in_the_environment_a_file_and_a_flag() {
+async fn an_unknown_setting_is_refused_in_the_environment_a_file_or_a_flag() {
     let ran = run_without_database(&[("POSTRIDER_PUBLICATON", "x")]).await;
     ran.assert_error("setting-unknown", 2);
     assert_contains(&ran.stderr, "did you mean `publication`?");
@@ -327,7 +327,7 @@ async fn an_unknown_setting_in_the_environment_a_file_and_a_flag() {
 }
 
 #[tokio::test]
-async fn a_setting_out_of_bounds_and_an_invalid_file() {
+async fn a_setting_out_of_bounds_and_a_missing_file_are_refused() {
     let ran = postrider(&["run", "--in-flight-mib", "0"], &[]).await;
     ran.assert_error("setting-invalid", 2);
     let ran = run_without_database(&[("POSTRIDER_CONFIG", "/no/such/file.toml")]).await;
@@ -337,7 +337,7 @@ async fn a_setting_out_of_bounds_and_an_invalid_file() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_in_use() {
+async fn a_port_in_use_is_named_by_run_and_check() {
     let database = Database::initialised().await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap().to_string();
@@ -356,7 +356,7 @@ async fn a_port_that_is_in_use() {
 }
 
 #[tokio::test]
-async fn a_missing_project() {
+async fn a_missing_project_is_reported_with_its_variable() {
     let database = Database::initialised().await;
     let ran = run(&database, &[("PUBSUB_PROJECT_ID", "")]).await;
     ran.assert_error("project-missing", 2);

@@ -8,7 +8,7 @@ use crate::support::{Database, PATIENCE, assert_contains, postrider};
 
 /// No machine has this address, because it is reserved for documentation (RFC 5737).
 #[tokio::test]
-async fn an_address_that_this_machine_does_not_have() {
+async fn an_address_that_this_machine_does_not_have_is_refused_with_that_reason() {
     let database = Database::initialised().await;
     let ran = run(&database, &[("POSTRIDER_HTTP_ADDR", "192.0.2.1:9464")]).await;
     ran.assert_error("port-in-use", 2);

@@ -336,7 +336,7 @@ async fn the_text_shows_problems_and_a_verdict_and_all_checks_on_request() {
 }
 
 #[tokio::test]
-async fn offline_only_the_settings_are_checked() {
+async fn check_offline_checks_only_the_settings() {
     // No server listens at the address of this database, so `check --offline` must succeed without a
     // connection.
     let settings = [

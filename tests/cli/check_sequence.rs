@@ -86,7 +86,7 @@ async fn the_relays_role_finds_a_sequence_that_is_behind_once_a_row_was_inserted
 }
 
 #[tokio::test]
-async fn the_names_of_a_table_of_our_own_are_quoted() {
+async fn names_in_the_remedy_for_a_sequence_are_quoted() {
     let database = Database::new().await;
     database
         .execute(

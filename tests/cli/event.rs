@@ -283,7 +283,7 @@ async fn the_newest_events_of_a_key_are_listed_and_those_that_wait_come_first() 
 }
 
 #[tokio::test]
-async fn a_uuid_is_found_with_its_table_in_front_and_with_blanks_around() {
+async fn event_finds_a_uuid_with_its_table_in_front_or_blanks_around_it() {
     let database = Database::initialised().await;
     database.emit(1).await;
     let id = database.text("select id::text from outbox.events").await;
@@ -309,7 +309,7 @@ async fn without_a_choice_of_events_the_arguments_are_refused() {
 }
 
 #[tokio::test]
-async fn a_uuid_is_found_with_the_table_before_it_and_with_blanks_around_it() {
+async fn event_and_quarantine_commands_find_a_uuid_with_its_table_or_blanks() {
     let database = filled().await;
     for command in [&["event"][..], &["quarantine", "show"]] {
         for id in [

@@ -160,7 +160,7 @@ async fn other_tables_and_publications_come_from_the_settings() {
 }
 
 #[tokio::test]
-async fn a_view_and_a_partition_next_to_its_root_are_refused_before_anything_is_created() {
+async fn a_view_and_a_partition_captured_with_its_root_are_refused_before_any_change() {
     let database = Database::new().await;
     let columns = "id uuid, aggregatetype text, aggregateid text, event_type text, payload text";
     database

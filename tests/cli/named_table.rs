@@ -141,7 +141,7 @@ async fn an_id_with_its_table_is_accepted_also_if_the_row_is_gone_or_another_tab
 }
 
 #[tokio::test]
-async fn an_id_with_its_table_needs_no_other_table() {
+async fn an_id_with_its_table_is_found_without_access_to_other_tables() {
     let (database, file) = filled().await;
     let role = format!("clerk_{}", database.name);
     let rights = format!(

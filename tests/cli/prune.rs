@@ -233,7 +233,7 @@ async fn a_role_without_delete_gets_the_grant_that_it_needs() {
 }
 
 #[tokio::test]
-async fn a_table_of_the_past_that_is_not_in_the_settings_keeps_all_records() {
+async fn prune_keeps_all_records_while_a_formerly_captured_table_is_not_in_the_settings() {
     let database = Database::initialised().await;
     fill(&database, 10).await;
     database

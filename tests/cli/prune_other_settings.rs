@@ -80,7 +80,7 @@ async fn records(database: &Database) -> i64 {
 }
 
 #[tokio::test]
-async fn the_records_of_rows_with_the_largest_integer_ids_stay_with_them() {
+async fn prune_keeps_the_records_of_kept_rows_with_extreme_integer_ids() {
     let server = ScratchPostgres::builder().start().unwrap();
     let database = Database::on(&server).await;
     let file = with_table(&database, "bigint primary key").await;

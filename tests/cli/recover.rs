@@ -126,7 +126,7 @@ async fn another_cluster_has_to_be_adopted_explicitly() {
 }
 
 #[tokio::test]
-async fn adopted_records_make_room_for_the_new_log_and_keep_their_contents() {
+async fn adopted_records_move_below_new_positions_and_keep_their_contents() {
     let database = served().await;
     database
         .execute(

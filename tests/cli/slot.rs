@@ -147,7 +147,7 @@ async fn slot_show_reports_a_missing_slot_in_json_and_exits_with_3() {
 }
 
 #[tokio::test]
-async fn an_unreachable_server_is_unknown_in_json_and_an_error() {
+async fn slot_show_reports_an_unreachable_server_as_unknown_and_as_an_error() {
     let env = [("DATABASE_URL", "postgres://u@127.0.0.1:1/d")];
     let ran = postrider(&["slot", "show", "--json"], &env).await;
     ran.assert_error("postgres-unreachable", 3);

@@ -100,7 +100,7 @@ async fn each_record_is_shown_once_whatever_the_order_in_which_they_appear() {
 }
 
 #[tokio::test]
-async fn confirmed_records_are_forgotten_and_filters_hold() {
+async fn tail_shows_no_record_below_the_confirmed_position_and_applies_filters() {
     let database = Database::initialised().await;
     let arguments = ["--key", "a", "--topic", "order.events", "--limit", "2"];
     let mut tailing = Tailing::start(&database, &arguments).await;
@@ -125,7 +125,7 @@ async fn confirmed_records_are_forgotten_and_filters_hold() {
 }
 
 #[tokio::test]
-async fn since_begins_earlier_and_message_shows_what_was_sent() {
+async fn since_shows_earlier_records_and_message_shows_what_was_sent() {
     let database = Database::initialised().await;
     let insert = format!(
         "insert into outbox.events (id, aggregatetype, aggregateid, event_type, payload) \
@@ -167,7 +167,7 @@ async fn since_begins_earlier_and_message_shows_what_was_sent() {
 }
 
 #[tokio::test]
-async fn notes_say_why_nothing_or_not_everything_appears() {
+async fn tail_says_why_some_or_all_records_do_not_appear() {
     let database = Database::initialised().await;
     let fill = "insert into outbox.dispatch (commit_lsn, committed_at, ordinal, attempts, event_id, \
                     state, message_id) \

@@ -41,7 +41,7 @@ async fn a_writer_can_insert_and_emit_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_writer_with_the_earlier_grant_loses_it_and_may_write_added_columns() {
+async fn a_writers_earlier_grant_is_narrowed_but_includes_added_columns() {
     let client = migrated_database().await;
     client
         .batch_execute(

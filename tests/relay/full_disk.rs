@@ -171,7 +171,7 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
 
 /// The server panics when it cannot write its WAL, and does not come up again until there is room.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_panics_for_want_of_room_for_its_wal_loses_and_repeats_nothing() {
+async fn a_server_that_panics_because_its_wal_disk_is_full_loses_and_repeats_nothing() {
     let mut database = Database::private().await;
     let wal = database.server().data_dir().join("pg_wal");
     let Some(disk) = SmallDisk::mount_of(64, &wal) else {

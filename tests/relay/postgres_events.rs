@@ -248,7 +248,7 @@ async fn a_rotated_password_keeps_the_session_and_ends_a_relay_with_only_the_old
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn timeouts_of_the_role_and_a_lock_on_the_dispatch_table_delay_and_lose_nothing() {
+async fn timeouts_of_the_role_and_a_locked_dispatch_table_end_no_session_and_lose_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     database

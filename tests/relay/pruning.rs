@@ -189,7 +189,7 @@ async fn without_records_prune_deletes_below_the_floor_and_keeps_quarantined_eve
 /// must keep the records of these events. PostgreSQL streams the events again after a restart, and only the records
 /// tell the relay to skip them.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_behind_the_confirmed_position_outlive_pruning_and_a_restart_repeats_nothing() {
+async fn prune_keeps_records_after_the_confirmed_position_so_a_restart_repeats_nothing() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let run = || Relay::start(&database, &emulator);

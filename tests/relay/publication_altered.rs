@@ -30,7 +30,7 @@ async fn recorded(database: &Database, count: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_filter_refuses_a_start_and_is_reported_and_repaired_while_streaming() {
+async fn a_row_filter_prevents_a_start_and_the_rows_it_left_out_are_delivered_later() {
     let database = Database::start().await;
     let version = "SELECT current_setting('server_version_num')::bigint";
     if database.number(version).await < 150_000 {

@@ -128,7 +128,7 @@ async fn refused_connections_only_add_lag_and_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_black_hole_is_left_after_the_publish_timeout_and_its_requests_are_retried() {
+async fn requests_that_vanish_are_given_up_after_the_publish_timeout_and_retried() {
     let world = World::start(&[]).await;
     world.proxy.set_flow(Flow::Swallowed);
     world.relay.wait_for_log("pubsub-unreachable").await;

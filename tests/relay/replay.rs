@@ -156,7 +156,7 @@ async fn a_replay_comes_in_order_and_unmixed_while_services_keep_writing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_event_by_its_id_carries_the_name_of_its_replay() {
+async fn an_event_replayed_by_its_id_carries_the_name_of_the_replay() {
     let (database, emulator, _relay) = with_published_events(20, 2).await;
     let mut subscriber = Subscriber::new(&emulator, "order.events").await;
     let id = "SELECT id::text FROM outbox.events WHERE version = 7";
@@ -197,7 +197,7 @@ async fn one_event_by_its_id_carries_the_name_of_its_replay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn positions_times_and_keys_choose_events() {
+async fn a_replay_can_choose_events_by_position_time_and_key() {
     let (database, emulator, _relay) = with_published_events(40, 4).await;
     let at = |n: u32| {
         format!(

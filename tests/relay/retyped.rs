@@ -109,7 +109,7 @@ async fn assert_all_have_headers(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_from_before_an_optional_column_got_another_name_and_type_keep_it() {
+async fn rows_from_before_an_optional_column_was_renamed_and_retyped_keep_its_value() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let mut orders = Subscriber::new(&emulator, "order.events").await;
@@ -193,13 +193,13 @@ async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_without_a_column_that_the_publication_left_out_are_published_with_it() {
+async fn rows_streamed_while_an_optional_column_was_left_out_are_published_with_it() {
     left_out_for_a_while("SELECT 1", "headers", false).await;
     left_out_for_a_while("SELECT 1", "headers", true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_without_a_needed_column_that_the_publication_left_out_are_published_with_it() {
+async fn rows_streamed_while_a_needed_column_was_left_out_are_published_with_it() {
     left_out_for_a_while("SELECT 1", "event_type", true).await;
 }
 

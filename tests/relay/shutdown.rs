@@ -38,7 +38,7 @@ async fn the_next_one_delivers_all(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_while_connecting_or_while_postgresql_is_down() {
+async fn sigterm_ends_a_relay_in_time_while_it_connects_or_postgresql_is_down() {
     let mut database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -88,7 +88,7 @@ async fn sigterm_ends_a_standby_even_if_its_connection_is_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_during_a_big_transaction() {
+async fn after_sigterm_in_a_large_transaction_the_next_relay_sends_only_the_rest() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator
@@ -121,7 +121,7 @@ async fn sigterm_during_a_big_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_while_pubsub_does_not_answer_and_a_second_sigterm_exits_at_once() {
+async fn sigterm_ends_a_relay_in_time_without_answers_and_a_second_one_at_once() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     emulator.faults().inject(Fault::new(Action::NeverAnswer));
@@ -155,7 +155,7 @@ async fn sigterm_while_pubsub_does_not_answer_and_a_second_sigterm_exits_at_once
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_while_a_broken_session_drains() {
+async fn sigterm_does_not_wait_until_a_broken_session_has_drained() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -188,7 +188,7 @@ async fn sigterm_while_a_broken_session_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_while_the_dispatch_table_is_locked() {
+async fn sigterm_ends_a_relay_in_time_while_the_dispatch_table_is_locked() {
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
@@ -205,7 +205,7 @@ async fn sigterm_while_the_dispatch_table_is_locked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
+async fn a_recovery_interrupted_by_sigterm_is_completed_by_the_next_relay() {
     const MARKED: &str = "SELECT count(*) FROM outbox.relay WHERE recovering IS NOT NULL";
     let database = Database::start().await;
     let emulator = harness::emulator().await;
@@ -245,7 +245,7 @@ async fn sigterm_during_a_recovery_which_the_next_relay_completes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_during_a_release_which_the_next_relay_completes() {
+async fn a_release_interrupted_by_sigterm_is_completed_by_the_next_relays() {
     const BAD: &str = "SELECT id::text FROM outbox.events WHERE version = 5";
     const RELEASED: &str = "SELECT count(*) FROM outbox.dispatch WHERE state = 'released'";
     let database = Database::start().await;

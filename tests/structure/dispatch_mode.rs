@@ -30,7 +30,7 @@ fn few_files_name_the_mode_of_dispatch() {
 }
 
 #[test]
-fn the_mode_is_recognised() {
+fn code_that_mentions_the_dispatch_mode_is_recognised() {
     let mode = Regex::new(MODE).expect("a valid pattern");
     for code in [
         "use crate::settings::{Dispatch, Settings};",

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recovering_session_does_not_begin_again_when_it_streams() {
+    fn the_stream_after_a_recovery_does_not_count_as_a_new_session() {
         let log = Log::default();
         log.born(1, Duration::ZERO);
         let lines = [

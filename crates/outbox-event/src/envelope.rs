@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn envelopes_are_written_as_they_are_read() {
+    fn every_envelope_survives_a_round_trip_through_its_name() {
         for (name, envelope) in NAMES {
             assert_eq!(name.parse(), Ok(envelope));
             assert_eq!(envelope.to_string(), name);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_was_created_again_has_other_ids_for_rows_without_a_transaction() {
+    fn in_a_recreated_table_rows_without_a_transaction_id_get_new_event_ids() {
         let again = || table("public.a").with_suffix("@9");
         let without = event_uuid(again(), "7", None);
         assert_eq!(without, event_uuid(table("public.a@9"), "7", None));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transaction_that_added_the_column_does_not_count() {
+    fn the_transaction_that_added_inserted_xid_does_not_change_event_ids() {
         let migrated = || table("public.a").with_added_xids(&[700, 731]);
         let without = event_uuid(table("public.a"), "7", None);
         assert_eq!(event_uuid(migrated(), "7", Some("731")), without);

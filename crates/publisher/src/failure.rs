@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn details_take_the_blame_off_the_messages_and_never_put_it_on_them() {
+    fn error_details_can_clear_the_messages_of_blame_but_never_blame_them() {
         let class = |code, details: Vec<u8>| {
             let status = Status::with_details(code, "refused", details.into());
             Failure::from_status(&status).class
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn only_reasons_of_the_service_infrastructure_say_why_it_refuses() {
+    fn only_an_error_reason_of_googleapis_com_becomes_a_refusal_reason() {
         let refusal = |domain, reason| {
             let details = made_up::error_info(domain, reason);
             let code = Code::PermissionDenied;

@@ -148,7 +148,7 @@ fn order_is_judged_by_message_ids_and_not_by_arrival() {
 }
 
 #[test]
-fn a_repeat_that_jumps_ahead_skips() {
+fn a_repeat_that_leaves_out_events_is_reported_as_skipped() {
     let report = Script::default()
         .ok("k", &["1", "2", "3", "4"])
         .ok("k", &["1", "4"])
@@ -253,7 +253,7 @@ fn mixed_keys_are_found_even_if_refused() {
 }
 
 #[test]
-fn duplicates_are_explained_by_the_answer_before_them() {
+fn only_a_duplicate_after_a_failed_attempt_is_explained() {
     let report = Script::default()
         .attempt("k", &["1"], true, Answer::Error(Code::Unavailable))
         .attempt("k", &["1"], true, Answer::Never)
@@ -277,7 +277,7 @@ fn duplicates_are_explained_by_the_answer_before_them() {
 }
 
 #[test]
-fn a_report_can_be_read() {
+fn a_report_shows_its_totals_and_the_first_violations() {
     let report = Script::default()
         .ok("k", &["1"])
         .ok("k", &["1"])

@@ -37,7 +37,7 @@ fn a_fault_ends_after_its_uses() {
 }
 
 #[test]
-fn a_fault_without_end_is_lifted() {
+fn a_fault_without_a_limit_applies_until_it_is_lifted() {
     let faults = Faults::default();
     let id = faults.inject(Fault::new(Action::NeverAnswer));
     assert_eq!(judge(&faults, "k"), Verdict::NeverAnswer);

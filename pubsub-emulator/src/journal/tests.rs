@@ -65,7 +65,7 @@ fn other_keys_of_a_mixed_request_are_kept() {
 }
 
 #[test]
-fn counting_only_keeps_totals_and_no_attempts() {
+fn a_journal_that_only_counts_keeps_totals_and_no_attempts() {
     let journal = Journal::new(Recording::Counts);
     let mut entry = enter(&journal, &[message("k", "event_id", "e1")]);
     entry.stored(1);

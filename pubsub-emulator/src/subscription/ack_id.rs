@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn a_text_that_is_not_an_ack_id_is_refused() {
         for ack_id in [
             "",
             "-",

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_features_are_refused_by_name() {
+    fn unsupported_features_are_refused_by_name() {
         let wanted = proto::Subscription {
             enable_exactly_once_delivery: true,
             ..resource()

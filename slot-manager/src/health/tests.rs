@@ -78,7 +78,7 @@ fn a_slot_that_is_read_and_up_to_date_is_active() {
 }
 
 #[test]
-fn extended_without_a_limit_is_active() {
+fn an_extended_slot_without_a_wal_limit_is_active() {
     let slot = Slot {
         wal_status: Some(WalStatus::Extended),
         ..slot()
@@ -211,7 +211,7 @@ fn other_causes_of_invalidation_are_named() {
 }
 
 #[test]
-fn a_slot_ahead_of_the_confirmed_position_was_recreated() {
+fn a_slot_ahead_of_the_final_recorded_position_counts_as_recreated() {
     let slot = slot();
     let record = recorded(899, true);
     let health = judged(&Observation {
@@ -223,7 +223,7 @@ fn a_slot_ahead_of_the_confirmed_position_was_recreated() {
 }
 
 #[test]
-fn a_slot_behind_the_record_is_normal_and_so_is_one_ahead_of_a_record_that_is_not_final() {
+fn a_slot_behind_the_recorded_position_or_ahead_of_one_not_final_is_active() {
     let slot = slot();
     for record in [
         recorded(901, true),

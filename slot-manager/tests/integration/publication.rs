@@ -265,7 +265,7 @@ async fn a_change_that_was_undone_between_two_checks_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_table_published_through_its_schema_counts_as_untraced() {
+async fn a_table_published_through_its_schema_can_leave_and_return_untraced() {
     let (_, client) = new_database().await;
     run(&client, "create table t (id int)").await;
     let table = captured("public.t", &["id"]);
@@ -367,7 +367,7 @@ async fn relations_whose_rows_are_never_streamed_are_refused_before_there_is_a_p
 }
 
 #[tokio::test]
-async fn a_partition_next_to_its_root_is_refused() {
+async fn capturing_a_partition_and_its_root_at_once_is_refused() {
     let (_, client) = new_database().await;
     run(
         &client,

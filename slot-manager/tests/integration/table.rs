@@ -210,7 +210,7 @@ async fn an_index_is_found_by_its_column() {
 }
 
 #[tokio::test]
-async fn an_index_that_was_cut_off_is_listed() {
+async fn an_invalid_index_on_seq_is_listed() {
     let (_, client) = new_database().await;
     run(
         &client,

@@ -270,7 +270,7 @@ fn a_partition_of_another_slots_table_is_refused_and_cannot_be_adopted() {
 }
 
 #[test]
-fn a_table_with_a_partition_of_another_slot_is_refused_and_adopts_it_if_it_has_a_record() {
+fn a_partition_of_another_slot_can_be_adopted_only_if_its_root_has_a_record() {
     let [root, _] = tree();
     let (found, slot) = ([root], "other".parse().unwrap());
     let mut records = vec![record("a.x_1", "a.x_1", 2)];

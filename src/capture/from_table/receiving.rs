@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_resolved_below_the_first_unresolved_event() {
+    fn resolved_below_reports_the_first_unresolved_event() {
         let (sender, mut rows) = channel();
         assert_eq!(sender.resolved_below(), 0);
         for n in 5..9 {

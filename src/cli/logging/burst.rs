@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_comes_at_most_a_hundred_times_and_does_not_hold_up_other_lines() {
+    fn a_log_statement_writes_at_most_100_lines_and_holds_up_no_other_statement() {
         let written = Lines::default();
         let writer = written.clone();
         let subscriber = tracing_subscriber::fmt()

@@ -98,7 +98,7 @@ fn state_code(state: State) -> Option<&'static str> {
 }
 
 #[test]
-fn without_a_reported_condition_the_states_have_the_same_names() {
+fn without_a_reported_condition_the_state_follows_from_the_other_facts() {
     let seen = |seen: StateFacts<'_>| decide(seen).state;
     let active = StateFacts {
         health: Some(&Health::Active),
@@ -347,7 +347,7 @@ fn a_relay_that_opens_its_session_is_starting() {
 }
 
 #[test]
-fn a_relay_without_a_stream_is_known_only_while_it_writes_its_condition() {
+fn without_a_stream_the_relays_condition_counts_only_while_it_is_fresh() {
     let seconds = Duration::from_secs;
     for (health, gone) in [
         (Health::Inactive(lag(Severity::Warning)), State::Down),

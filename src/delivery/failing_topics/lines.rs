@@ -194,7 +194,7 @@ mod tests {
 
     /// A topic fails four times a second for 25 seconds, and then works again.
     #[test]
-    fn a_failing_topic_has_one_line_in_ten_seconds_and_each_counts_the_failures_since_the_last() {
+    fn a_failing_topic_is_logged_once_in_ten_seconds_with_its_failures_since() {
         let (log, start) = (Log::default(), Instant::now());
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()

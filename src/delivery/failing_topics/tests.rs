@@ -44,7 +44,7 @@ fn a_topic_works_again_after_an_outage_although_failed_requests_still_wait() {
 }
 
 #[test]
-fn a_topic_that_fails_in_part_fails_until_no_request_of_it_fails() {
+fn a_topic_counts_as_failing_until_none_of_its_requests_fails() {
     let (troubles, now) = (Troubles::default(), Instant::now());
     let mut failing = FailingTopics::new(troubles.clone(), EarlierFailures::default());
     let mut lanes = Lanes::new(8);

@@ -166,7 +166,7 @@ fn texts_waiting_to_be_written_spend_the_budget_as_records_do() {
 }
 
 #[test]
-fn a_lane_counts_as_long_as_it_has_work() {
+fn a_lane_counts_against_the_budget_only_while_it_has_work() {
     let mut flow = FlowControl::new(10 * LANE);
     flow.weigh_lanes(10);
     assert!(flow.stops_reading());

@@ -66,7 +66,7 @@ fn only_a_message_too_large_for_any_request_is_event_too_large() {
 }
 
 #[test]
-fn a_missing_column_error_lists_the_columns_and_says_how_to_switch_one_off() {
+fn the_error_about_a_missing_column_lists_the_rest_and_how_to_switch_it_off() {
     let error = MapError::ColumnMissing {
         table: "public.outbox".to_owned(),
         column: "event_type".to_owned(),

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_counts_from_the_first_row_to_the_young_rows() {
+    fn the_progress_of_prune_is_measured_from_the_first_row_to_the_young_rows() {
         let distance = PruneDistance(101..1_101);
         let shares = [
             (Some(200), 0.1),

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_transaction_id_is_near_by_in_its_lower_half_and_begins_a_file() {
+    fn the_transaction_id_to_set_begins_a_file_and_its_lower_32_bits_are_near() {
         const EPOCH: u64 = 1 << 32;
         for (now, wanted) in [
             (800, 801),

@@ -129,7 +129,7 @@ fn a_slot_behind_the_recorded_position_is_streamed() {
 }
 
 #[test]
-fn a_slot_ahead_was_recreated_if_the_position_was_final_and_is_audited_otherwise() {
+fn a_slot_ahead_is_recovered_if_the_recorded_position_is_final_else_audited() {
     let recreated = RecoveryCause::SlotRecreated {
         recorded: Lsn::new(500),
         found: Lsn::new(600),
@@ -286,7 +286,7 @@ fn a_first_start_publishes_existing_rows_only_with_start_all() {
 }
 
 #[test]
-fn a_slot_beyond_the_begin_of_capturing_is_not_used_for_a_first_start() {
+fn a_first_start_does_not_use_a_slot_that_begins_after_capturing_began() {
     let first = |confirmed| judged(None, Some(&slot(confirmed)), Start::New, 1);
     assert_eq!(first(400), streams(400, Audit::Continue));
     let beyond = RecoveryCause::SlotRecreated {

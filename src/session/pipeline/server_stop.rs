@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_may_still_succeed_has_time_to_end() {
+    fn a_session_gives_a_publish_attempt_time_to_end_when_the_server_stops() {
         let start = Instant::now();
         let mut stop = ServerStop::new(Some(Duration::from_secs(10)));
         stop.last = Some((StopProgress::default(), start));

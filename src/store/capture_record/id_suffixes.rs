@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_adoption_other_tables_have_other_suffixes() {
+    fn after_an_adoption_new_suffixes_cannot_equal_earlier_ones() {
         let suffixes = IdSuffixes::read(7, Some(r#"{"7": "@3"}"#), 2).unwrap();
         assert_eq!([7, 3].map(|oid| suffixes.of(oid)), ["@3", "@2.3"]);
         let unknown = IdSuffixes::read(7, None, 0).unwrap();

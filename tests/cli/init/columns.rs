@@ -140,7 +140,7 @@ async fn each_table_gets_an_index_even_if_its_name_is_taken_or_a_build_was_cut_o
 }
 
 #[tokio::test]
-async fn a_long_reader_makes_init_wait_but_no_writer() {
+async fn while_init_waits_for_a_long_reader_it_delays_no_writer() {
     let own = Own::new("", "").await;
     let reader = connect(&own.database.url).await;
     execute(&reader, "begin; select count(*) from public.own").await;

@@ -35,7 +35,7 @@ async fn assert_nothing_repeats(mut world: World) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_column_added_by_init_is_known_even_if_the_table_is_rewritten() {
+async fn a_rewrite_of_the_table_after_init_has_added_inserted_xid_repeats_nothing() {
     for kind in [Kind::Uuid, Kind::Partitioned] {
         let world = World::new(kind, 20).await;
         world
@@ -50,7 +50,7 @@ async fn a_column_added_by_init_is_known_even_if_the_table_is_rewritten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
+async fn dropping_inserted_xid_and_adding_it_again_by_init_repeats_nothing() {
     for kind in [Kind::Uuid, Kind::Events] {
         let (world, relay) = World::served(kind, 20).await;
         relay.stop().await;
@@ -71,7 +71,7 @@ async fn a_column_that_was_dropped_and_added_by_init_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recreated_table_without_the_column_repeats_nothing_after_init() {
+async fn a_table_recreated_without_inserted_xid_repeats_nothing_after_init() {
     let (world, relay) = World::served(Kind::Uuid, 20).await;
     relay.stop().await;
     world

@@ -171,7 +171,7 @@ async fn rows_of_a_detached_partition_are_published_once_the_relay_may_read_it()
 /// The stream contains all rows of the partition. So the relay needs no right to read the partition, and
 /// forgets it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_detached_partition_that_the_stream_has_brought_is_forgotten() {
+async fn a_detached_partition_is_forgotten_once_the_stream_has_delivered_its_rows() {
     let mut world = World::new(Kind::Partitioned, 20).await;
     let url = login_role(&world.database).await;
     world.more.push(("DATABASE_URL", url));

@@ -271,7 +271,7 @@ async fn init_can_run_again_at_any_time() {
 /// The first start fails, because the role of the relay has no right to read the table. The second start
 /// must still publish the old rows (`start = all`), although a relay has already started once.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_first_start_with_all_that_lacks_a_right_begins_again_in_order() {
+async fn with_start_all_a_retry_after_a_missing_right_publishes_old_rows_in_order() {
     let mut world = World::new(Kind::Numbered, 0).await.without_slot().await;
     let url = login_role(&world.database).await;
     world.more.push(("DATABASE_URL", url));

@@ -187,7 +187,7 @@ async fn rows_of_a_partition_that_was_filled_while_it_was_detached_are_published
 /// gap. The relay must find both rows of this transaction, although one of them has a lower id than all
 /// earlier rows.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_that_outlives_the_comparison_of_a_gap_loses_no_row_with_a_low_number() {
+async fn a_transaction_that_ends_long_after_a_gap_loses_no_row_even_with_a_low_id() {
     let (mut world, relay) = World::served(Kind::Numbered, 100).await;
     relay.stop().await;
     let relay = world.streaming().await;

@@ -91,13 +91,13 @@ async fn new_rows_are_told_from_old_ones(kind: Kind, is_first_start: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_held_horizon_makes_no_old_row_new_and_no_new_row_old_at_a_first_start() {
+async fn with_a_held_back_horizon_a_first_start_tells_new_rows_from_old_ones() {
     new_rows_are_told_from_old_ones(Kind::Events, true).await;
     new_rows_are_told_from_old_ones(Kind::Uuid, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_held_horizon_makes_no_old_row_new_and_no_new_row_old_at_an_adoption() {
+async fn with_a_held_back_horizon_a_start_after_init_tells_new_rows_from_old_ones() {
     new_rows_are_told_from_old_ones(Kind::Numbered, false).await;
     new_rows_are_told_from_old_ones(Kind::Partitioned, false).await;
 }

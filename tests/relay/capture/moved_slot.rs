@@ -53,7 +53,7 @@ async fn an_advance_before_the_first_start_loses_nothing_without_records() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_of_a_newer_slot_loses_nothing_at_the_first_start() {
+async fn replacing_the_slot_by_a_newer_copy_before_the_first_start_loses_nothing() {
     rows_that_the_slot_skips_come_from_the_table("exceptions", async |world| {
         let name = world.database.slot();
         let copy = format!(

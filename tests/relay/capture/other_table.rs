@@ -124,7 +124,7 @@ async fn only_a_partition_is_captured(change: &str, is_lost: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partitioned_table_are_published_if_only_a_partition_is_captured_from_now_on() {
+async fn undelivered_rows_are_published_even_if_only_one_partition_stays_captured() {
     for change in [
         "SELECT 1",
         "ALTER TABLE public.parts DETACH PARTITION public.parts_0",
@@ -215,7 +215,7 @@ async fn back_to_the_partitioned_table(dispatch: &'static str, is_lost: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_named_a_partition_for_a_while_lose_no_row_of_the_other_partitions() {
+async fn capturing_only_one_partition_for_a_while_loses_no_row_of_the_others() {
     for (dispatch, is_lost) in [("exceptions", false), ("exceptions", true), ("full", false)] {
         back_to_the_partitioned_table(dispatch, is_lost).await;
     }
@@ -223,7 +223,7 @@ async fn settings_that_named_a_partition_for_a_while_lose_no_row_of_the_other_pa
 
 /// For a while, the settings contain only one partition. Afterwards they contain only another partition.
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_other() {
+async fn capturing_one_partition_and_then_another_loses_no_row_of_the_latter() {
     let mut world = World::new(Kind::Partitioned, 20).await;
     world
         .more
@@ -259,7 +259,7 @@ async fn settings_that_named_one_partition_and_then_another_lose_no_row_of_the_o
 /// first table. It stops before it has audited its own table. The ignored row has a low `seq`, so only a
 /// comparison of the whole first table finds it.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_ignored_by_a_relay_of_another_table_are_found_even_if_it_stops_before_its_audit() {
+async fn rows_skipped_by_a_relay_with_another_table_are_found_even_if_it_stops_early() {
     let database = Database::private().await;
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();

@@ -62,7 +62,7 @@ async fn assert_stored_once(world: &World, relay: Relay) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_published_once() {
+async fn moved_rows_that_wait_use_little_memory_and_are_published_once() {
     let (world, relay) = World::served(Kind::Partitioned, 20).await;
     rows_that_wait_for_their_original(&world, &relay).await;
     assert_stored_once(&world, relay).await;
@@ -74,7 +74,7 @@ async fn moved_rows_that_wait_for_their_original_stay_within_the_budget_and_are_
 ///
 /// Once the topic exists, the relay must find out that the rows were never published, and publish them in order.
 #[tokio::test(flavor = "multi_thread")]
-async fn new_rows_that_have_waited_without_their_messages_are_published_in_order() {
+async fn new_rows_taken_for_moved_rows_are_published_in_order_after_their_wait() {
     let mut world = World::new(Kind::Partitioned, 20).await;
     world.more.push(("POSTRIDER_IN_FLIGHT_MIB", "1".to_owned()));
     let (mut world, relay) = world.serve(20).await;

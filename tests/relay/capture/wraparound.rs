@@ -193,7 +193,7 @@ async fn a_recovery_across_the_wraparound_publishes_each_row_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_starts_after_the_remedy_for_lower_transaction_ids() {
+async fn the_remedy_for_too_low_transaction_ids_lets_the_relay_adopt_and_publish() {
     let mut world = World::new(Kind::Events, 5).await;
     if !has_resetwal(world.database.server()) {
         return;

@@ -93,7 +93,7 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
 /// In an old snapshot, a table is still a partition although it has been detached since. The functions must
 /// refuse to drop this table.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partition_that_was_detached_is_no_day_in_any_isolation_level() {
+async fn a_detached_partition_is_never_dropped_as_a_day_in_any_isolation_level() {
     let database = daily_database().await;
     let url = login_role(&database).await;
     let past = add_past_day(&database, -20).await;
@@ -155,7 +155,7 @@ async fn no_code_of_the_owner_of_the_table_runs_with_the_rights_of_another_role(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_locks_a_day_without_the_right_to_delete() {
+async fn a_role_without_the_right_to_delete_cannot_lock_or_drop_a_day() {
     let database = daily_database().await;
     let url = login_role(&database).await;
     let past = add_past_day(&database, -20).await;
@@ -238,7 +238,7 @@ async fn no_object_of_a_hostile_search_path_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_does_not_prune_may_not_drop_and_foreign_tables_are_no_days() {
+async fn days_can_be_dropped_only_by_a_relay_that_prunes_and_never_if_foreign_tables() {
     let database = daily_database().await;
     let url = login_role(&database).await;
     database

@@ -206,7 +206,7 @@ async fn rows_that_come_from_the_table_and_from_the_stream_are_sent_once() {
 
 /// Pub/Sub is down. So when the relay notices the change, it has events in memory that it cannot publish.
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_rows_are_delivered_if_a_change_meets_a_relay_that_cannot_publish() {
+async fn deleted_rows_are_delivered_if_a_change_happens_while_pubsub_is_down() {
     for change in [[OUT, IN], [UNPUBLISH, PUBLISH], [GRANT, "SELECT 1"]] {
         let (database, emulator, relay) = after_some_events(50).await;
         emulator.faults().refuse_connections(true);

@@ -70,7 +70,7 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
 /// The views use the time of the commit, which the relay knows. They do not use `occurred_at`, because a service
 /// may write any value into this column.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_ages_of_the_same_event_are_since_its_commit() {
+async fn all_views_measure_the_age_of_an_event_from_its_commit() {
     let desk = Desk::new().await;
     insert_gone(&desk, "2 hours").await;
     let shown = eventually("the condition names the topic", || async {

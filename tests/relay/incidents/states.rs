@@ -99,7 +99,7 @@ async fn all_views_name_the_same_state() {
 /// While the relay delivers one transaction, the confirmed position does not move. So the estimate has to come from
 /// the number of events that are left.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_large_transaction_has_an_estimate_too() {
+async fn the_views_estimate_the_time_left_even_for_one_large_transaction() {
     let mut desk = Desk::new().await;
     desk.kill();
     let insert = "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, version, payload) \

@@ -142,7 +142,7 @@ async fn without_records_a_replay_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_replay_is_carried_out_by_one_command_and_two_replays_of_a_key_follow_each_other() {
+async fn one_command_at_a_time_runs_a_replay_and_replays_of_one_key_run_in_turn() {
     let (database, emulator, relay) = with_published_events(2_000, 1).await;
     let name = ["replay", "--key", "o-0", "--yes", "--name"];
     let start = |n| {

@@ -77,7 +77,7 @@ fn peers(emulator: &RunningEmulator) -> BTreeSet<std::net::SocketAddr> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_behind_a_partition_stops_before_its_standby_begins() {
+async fn a_relay_cut_off_by_the_network_stops_before_its_standby_begins() {
     the_cut_off_relay_stops_before_the_other_begins(|proxy| proxy.set_flow(Flow::Stalled)).await;
 }
 

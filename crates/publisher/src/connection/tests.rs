@@ -302,7 +302,7 @@ async fn messages_of_all_sizes_arrive_unchanged_through_small_windows() {
 }
 
 #[tokio::test]
-async fn an_answer_that_arrives_before_the_request_is_sent_is_read() {
+async fn an_answer_that_ends_before_the_whole_request_is_sent_is_read() {
     let (connection, theirs) = connected().await;
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing = tokio::spawn(publish_one(connection, message));
@@ -315,7 +315,7 @@ async fn an_answer_that_arrives_before_the_request_is_sent_is_read() {
 }
 
 #[tokio::test]
-async fn an_answer_may_begin_before_the_request_is_sent() {
+async fn an_answer_may_begin_before_the_whole_request_is_sent() {
     let (connection, theirs) = connected().await;
     let message = Bytes::from(vec![7; 1 << 20]);
     let publishing = tokio::spawn(publish_one(connection, message));

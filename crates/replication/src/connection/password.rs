@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_may_leave_a_program_behind_but_not_hang() {
+    async fn a_password_command_may_leave_a_process_running_but_is_killed_if_it_hangs() {
         let began = std::time::Instant::now();
         let second = Duration::from_secs(1);
         let helped = of_command("sleep 30 & printf 's3cret\\r\\n'", second).await;

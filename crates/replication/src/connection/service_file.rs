@@ -128,7 +128,7 @@ mod tests {
                         password=it's \\ = #1\nport=1\n[shop]\nhost=later\n";
 
     #[test]
-    fn a_service_has_the_lines_below_its_first_heading() {
+    fn a_service_is_read_from_the_first_section_with_its_name() {
         let found = of_text("shop", FILE, "f").unwrap().unwrap();
         let pairs: Vec<(&str, &str)> = found.iter().map(|(n, v)| (*n, v.as_str())).collect();
         assert_eq!(

@@ -168,7 +168,7 @@ mod tests {
     /// Our parsers of pairs and of URLs read the same values as tokio-postgres, even from texts that
     /// are hard to parse.
     #[test]
-    fn both_forms_mean_the_same_as_to_tokio_postgres() {
+    fn urls_and_key_value_pairs_are_parsed_as_tokio_postgres_parses_them() {
         let values = [
             "plain",
             "it's",

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_login_is_bound_when_both_sides_can_and_refused_when_binding_is_required_but_impossible() {
+    fn a_login_is_bound_if_possible_and_refused_if_binding_is_required_but_impossible() {
         use ChannelBinding::{Disable, Prefer, Require};
         let chosen = |offered: &[&str], can_bind: bool, wanted| {
             let offered: Vec<String> = offered.iter().map(|&name| name.to_owned()).collect();

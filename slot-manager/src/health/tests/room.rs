@@ -50,7 +50,7 @@ fn a_slot_near_its_limit_is_a_warning_and_then_an_error_however_small_the_limit_
 }
 
 #[test]
-fn unreserved_is_an_error() {
+fn an_unreserved_slot_is_an_error() {
     let slot = Slot {
         wal_status: Some(WalStatus::Unreserved),
         ..with_room(-5, 200)
@@ -82,7 +82,7 @@ fn a_nearly_full_slot_without_a_reader_is_an_error_when_events_have_waited_for_l
 }
 
 #[test]
-fn undelivered_events_of_a_slot_without_a_reader_are_an_error_at_the_limit_of_the_warning() {
+fn without_a_reader_waiting_events_are_an_error_already_at_the_warning_limit() {
     let slot = Slot {
         active: false,
         ..slot()

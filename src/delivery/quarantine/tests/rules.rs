@@ -208,7 +208,7 @@ fn under_halt_a_new_event_that_waited_behind_a_replay_still_ends_the_relay() {
 }
 
 #[test]
-fn a_page_is_judged_once_not_row_by_row() {
+fn a_page_is_read_to_its_end_even_if_its_first_event_is_recorded_in_between() {
     let mut quarantine = Quarantine::new(OnBadEvent::QuarantineKey);
     quarantine.release(group(), true);
     let record = |n| Record {

@@ -96,7 +96,7 @@ fn a_row_with_another_number_of_columns_than_described_is_refused() {
 }
 
 #[test]
-fn values_that_no_insert_can_have_are_errors() {
+fn each_value_that_cannot_become_a_message_has_its_own_error() {
     assert!(matches!(
         fault("", &[("payload", Value::UnchangedToast)]),
         EventFault::UnchangedToast { column } if column == "payload"

@@ -73,7 +73,7 @@ fn a_renamed_table_keeps_its_identity() {
 }
 
 #[test]
-fn a_uuid_id_needs_no_source_id_and_leaves_that_name_free() {
+fn with_a_uuid_id_the_attribute_source_id_is_free_for_a_column() {
     let message = map("", &[]);
     assert_eq!(message.attributes["event_id"], UUID);
     assert!(!message.attributes.contains_key("source_id"));

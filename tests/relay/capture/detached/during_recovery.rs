@@ -33,7 +33,7 @@ async fn recovering(dispatch: &str, rows: u32) -> (World, Relay) {
 /// read the whole table. The table has the same partitions at the start and at the end, so the relay must
 /// notice in another way that it has missed rows.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partition_that_is_away_for_a_part_of_a_recovery_are_published() {
+async fn rows_of_a_partition_detached_and_reattached_during_a_recovery_are_published() {
     let (world, relay) = recovering("exceptions", 40_000).await;
     world.execute(DETACH).await;
     let slow = Action::Delay(Duration::from_millis(200));

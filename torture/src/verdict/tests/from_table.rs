@@ -15,7 +15,7 @@ fn from_table(plan: FromTable) -> Evidence {
 }
 
 #[test]
-fn an_event_may_be_read_from_its_table_only_if_the_plan_takes_the_stream_away() {
+fn an_event_may_be_read_from_its_table_only_if_the_plan_disturbs_the_stream() {
     assert_eq!(
         texts(&from_table(FromTable::Never)),
         [
@@ -144,7 +144,7 @@ fn omitted_rows_of_an_open_transaction_may_come_with_the_next_session() {
 
 /// The first session streams e3 but not e2, and ends before e3 is recorded. The next session streams neither.
 #[test]
-fn an_event_that_is_streamed_and_then_left_out_may_be_repeated_after_earlier_rows_of_the_gap() {
+fn an_event_streamed_once_and_then_omitted_may_be_repeated_after_earlier_rows() {
     let mut evidence = evidence();
     evidence.from_table = FromTable::Late;
     evidence.samples.clear();

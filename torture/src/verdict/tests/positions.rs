@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
+fn confirming_an_unstored_event_is_found_by_the_position_that_its_writer_saw() {
     let mut evidence = evidence();
     evidence.records.clear();
     // One byte before the position at which the second transaction had ended, according to its
@@ -19,7 +19,7 @@ fn a_position_past_an_unstored_event_is_found_by_the_writers_knowledge() {
 }
 
 #[test]
-fn a_position_past_an_unstored_event_is_found_by_its_record() {
+fn confirming_an_unstored_event_is_found_by_its_dispatch_row() {
     let mut evidence = evidence();
     // The writer got no answer to its COMMIT, so only the dispatch row contains the position.
     evidence.committed_by.clear();
@@ -35,7 +35,7 @@ fn a_position_past_an_unstored_event_is_found_by_its_record() {
 }
 
 #[test]
-fn a_position_past_events_without_a_dispatch_row_is_found() {
+fn confirming_events_without_a_dispatch_row_is_found() {
     let mut evidence = evidence();
     evidence.samples[1].records_below = 1;
     let expected = Violation::ConfirmedBeforeRecorded {

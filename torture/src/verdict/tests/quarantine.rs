@@ -132,7 +132,7 @@ fn an_event_released_alone_may_come_late_but_never_before_earlier_events() {
 }
 
 #[test]
-fn only_a_released_event_may_be_sent_when_it_has_a_record() {
+fn an_event_with_a_record_may_be_sent_only_if_it_was_released() {
     let mut released = refused(true, Release::AtTheEnd);
     released.log.lives = vec![Life {
         pid: 1,

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_dead_relays_request_stored_after_its_successors_copies_is_no_step_back() {
+fn a_late_copy_from_a_dead_relay_does_not_count_as_a_wrong_order() {
     // The first relay (port 1) dies after e1, and its successor sends the other events. Between e3
     // and e4 a second copy of e1 arrives from the dead relay.
     let by = |port, sequence, at, id| Attempt {
