@@ -284,8 +284,8 @@ pub const KEYS: &[SettingKey] = &[
         SettingKind::Number(1, 10_000),
         "512",
         &[],
-        "Maximum number of publish requests in flight, over all ordering keys. 512 requests fill a \
-         link whose answers take 20 ms",
+        "Maximum number of publish requests in flight, over all ordering keys. 512 requests keep a \
+         link busy if Pub/Sub answers within 20 ms",
     ),
     key(
         "in_flight_mib",
