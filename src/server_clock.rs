@@ -156,7 +156,8 @@ mod tests {
         let (clock, start) = (ServerClock::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         clock.heard(sent_at(10_000), at(10));
-        // The question took a second, so the answer does not contradict the estimate.
+        // The relay asked at 14 seconds, and the answer arrived at 15 seconds. The server's clock showed 10,004 in
+        // between. According to the estimate, it showed 10,004 at 14 seconds, so the answer agrees with the estimate.
         clock.asked(sent_at(10_004), at(14), at(15));
         assert_eq!(shows(&clock, at(15)), 10_005);
         clock.asked(sent_at(6_420), at(20), at(20));

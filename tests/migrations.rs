@@ -324,7 +324,8 @@ async fn event_uuid_agrees_with_the_mapper() {
         )
         .await
         .expect("immutable enough for an index");
-    // A block with EXCEPTION cannot run in a parallel query.
+    // No function may be parallel safe. `event_uuid` calls a function that has a block with EXCEPTION, and PostgreSQL
+    // cannot run such a block in a parallel query.
     let safe = "select count(*)::text from pg_proc where proparallel <> 'u' \
                 and pronamespace = 'outbox'::regnamespace";
     assert_eq!(text(&client, safe).await.as_deref(), Some("0"));

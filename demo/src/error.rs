@@ -16,7 +16,7 @@ pub(crate) struct Error {
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Creates an error with the general hint.
+/// Creates an error that has no hint of its own. [`Report`] shows the general hint for it.
 pub(crate) fn failed(what: impl Into<String>) -> Error {
     Error {
         what: what.into(),
@@ -32,7 +32,7 @@ impl Error {
         self
     }
 
-    /// Replaces the general hint with a specific one.
+    /// Adds a hint, which [`Report`] shows instead of the general hint.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self

@@ -38,7 +38,7 @@ pub(crate) fn start(
     let (responses, stream) = mpsc::channel(RESPONSES_AHEAD);
     tokio::spawn(async move {
         if let Err(status) = serve(&registry, requests, &responses).await {
-            // An error means that the client is gone.
+            // Ignore the result, because sending fails only if the client is gone.
             let _ = responses.send(Err(status)).await;
         }
     });

@@ -91,14 +91,16 @@ pub struct Thresholds {
     pub warn_lag_bytes: u64,
     /// Error if at least this much WAL is unconfirmed. `None` usually means that there is no limit.
     ///
-    /// If no relay reads the slot, nothing delivers the events. If the age of these events is unknown, too, then `None`
-    /// means that the limit is `warn_lag_bytes`.
+    /// `None` means that the limit is `warn_lag_bytes` if two conditions hold:
+    ///
+    /// - No relay reads the slot, so nothing delivers the events.
+    /// - The age of the oldest unconfirmed event is unknown, so `error_lag` cannot be compared with it.
     pub error_lag_bytes: Option<u64>,
     /// Warning if the oldest unconfirmed event is at least this old.
     pub warn_lag: Duration,
     /// Error if the oldest unconfirmed event is at least this old. `None` usually means that there is no limit.
     ///
-    /// If no relay reads the slot, nothing delivers the events. Then `None` means that the limit is `warn_lag`.
+    /// If no relay reads the slot, `None` means that the limit is `warn_lag`, because nothing delivers the events.
     pub error_lag: Option<Duration>,
 }
 

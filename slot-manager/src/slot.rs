@@ -59,11 +59,10 @@ pub struct Slot {
     pub conflicting: Option<bool>,
     /// Why the server invalidated the slot, in the server's words, such as `wal_removed`.
     pub invalidation_reason: Option<String>,
-    /// The time from which on no session has read from the slot (RFC 3339, UTC).
+    /// No session has read from the slot since this time (RFC 3339, UTC).
     pub inactive_since: Option<String>,
-    /// The time for which no session has read from the slot, by the server's clock. `None` if a session reads
-    /// from the slot. PostgreSQL before 17 does not report this time, so the field is `None` unless a caller
-    /// fills it in.
+    /// How long no session has read from the slot, by the server's clock. `None` if a session reads from the slot.
+    /// PostgreSQL before 17 does not report this time, so the field is `None` unless a caller fills it in.
     #[serde(skip)]
     pub inactive_for: Option<Duration>,
     /// Whether the server synchronises the slot to standby servers.

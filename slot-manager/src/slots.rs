@@ -271,16 +271,20 @@ async fn changed_meanwhile(
     }
 }
 
-/// Waits until no session reads from the slot, and returns the slot as it was then. Without a `deadline`
-/// the wait is unlimited. Dropping the future ends the wait.
+/// Waits until no session reads from the slot, and returns the free slot. Without a `deadline` the wait is
+/// unlimited. Dropping the future ends the wait.
 ///
-/// Calls `observe` with the held slot about twice a second, so that a standby can show its status,
-/// or log when the holder changes. The free slot is not reserved for us: another session can take it
-/// first, and then starting the stream fails with SQLSTATE 55006.
+/// While a session reads from the slot, calls `observe` about twice a second with the present state of the slot. A
+/// waiting relay uses these calls to show its status, and to log when the holder changes.
+///
+/// The free slot is not reserved for the caller. If another session takes it first, starting the stream fails with
+/// SQLSTATE 55006.
 ///
 /// # Errors
-/// [`SlotError::StillHeld`] at the deadline, [`SlotError::SlotMissing`] when the slot is dropped, a
-/// slot that is not ours ([`Slot::require_ours`]), [`SlotError::Database`].
+/// - [`SlotError::StillHeld`] if a session still reads from the slot at the deadline.
+/// - [`SlotError::SlotMissing`] if the slot does not exist.
+/// - The errors of [`Slot::require_ours`].
+/// - [`SlotError::Database`].
 pub async fn wait_until_free(
     client: &Client,
     name: &SlotName,

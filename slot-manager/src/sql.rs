@@ -269,11 +269,14 @@ select (select system_identifier from pg_catalog.pg_control_system()) as system_
 pub(crate) const SETTINGS: &str = "
 select name, setting from pg_catalog.pg_settings where name = any ($1)";
 
-/// Returns the attributes of our roles, and how many connections, walsenders and slots are in use. The right
-/// to replicate is an attribute of the role or, on Amazon RDS, comes with membership in a group role.
+/// Returns the attributes of our two roles, and how many connections, walsenders and slots are in use.
 ///
-/// The two roles differ after `ALTER ROLE ... SET role`. PostgreSQL checks a replication session and the
-/// limits of connections for the role that logged in, and everything else for the current role.
+/// We have two roles: the login role (`session_user`) and the current role (`current_user`). They differ after
+/// `ALTER ROLE ... SET role`. PostgreSQL uses the login role for replication sessions and for the limits of
+/// connections. It uses the current role for everything else.
+///
+/// A role may replicate if it has the attribute REPLICATION or SUPERUSER. On Amazon RDS, a role may also replicate if
+/// it is a member of `rds_replication`.
 pub(crate) const ROLE_AND_USAGE: &str = "
 with replicating as (
     select r.oid from pg_catalog.pg_roles r

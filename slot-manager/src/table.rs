@@ -25,8 +25,8 @@ pub async fn exists(client: &Client, name: &str) -> Result<bool, SlotError> {
     get(&row, "exists")
 }
 
-/// Reads the columns of a table that a publication streams, in the order in which it streams them;
-/// empty if the table does not exist.
+/// Reads the columns that PostgreSQL streams for a table if the publication has no column list, in the order of the
+/// stream. A generated column is among them only if a publication publishes it. Empty if the table does not exist.
 ///
 /// # Errors
 /// [`SlotError::Database`].

@@ -17,10 +17,11 @@ use crate::postgres::{Sql, current_snapshot};
 /// The changes that an audit records in the lists of former partitions.
 #[derive(Debug, Default)]
 pub(super) struct FormerPartitions {
-    /// The former partitions that are resolved, by the index of their table.
+    /// The OIDs of the resolved former partitions: one list for each captured table, in the order of the settings.
     left: Vec<Vec<u32>>,
-    /// The former partitions that our role cannot read yet, by the index of their table. The number is the floor
-    /// from which the relay must read the partition later.
+    /// The former partitions that the relay cannot read, unless their record already lists them as unread. One map
+    /// for each captured table, in the order of the settings: from the OID of a partition to the floor from which the
+    /// relay must read the partition later.
     unread: Vec<BTreeMap<u32, u64>>,
     /// Whether a former partition will be resolved as soon as older transactions have ended. If so, the next
     /// audit should follow soon.

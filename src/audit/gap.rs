@@ -60,9 +60,9 @@ impl AuditState {
     ) -> Result<bool> {
         let has_grown = |Captured { record, shape }: &Captured| {
             let known = record.partitions.as_deref();
-            // If published events may lack records, a new partition is no trace of a gap. In this case the auditor has
-            // already called `any_overlooked`, which found no row of the partition that the stream may have missed.
-            // Otherwise the auditor would have ended the session.
+            // A new partition is a trace of a gap only if every published event has a record. If events may lack
+            // records, `any_overlooked` has already checked the new partitions. The auditor ends the session when that
+            // function finds a row that the stream may have missed.
             !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
         };
         let grown = captured.iter().filter(|captured| has_grown(captured));
@@ -107,10 +107,9 @@ impl AuditState {
 
     /// Whether this audit reads the former partitions. Without a gap, every audit reads them.
     ///
-    /// After a gap, the floors do not rise until all transactions that may have rows of the gap have ended. Until
-    /// that time, only the first audit reads the former partitions. Each further audit would begin at the same
-    /// floors, and read the same rows again. After these transactions have ended, an audit reads the former
-    /// partitions once more.
+    /// For each gap, two audits read the former partitions: the first one, and the last one, after all transactions
+    /// that may have rows of the gap have ended. The audits between these two would only read the same rows again,
+    /// because the floors do not rise before the last audit.
     pub(super) fn reads_former(&self, waiting: AuditWait) -> bool {
         self.gap.as_ref().is_none_or(|gap| gap.is_due(waiting))
     }

@@ -90,7 +90,7 @@ pub(crate) struct AuditSubject {
     pub(crate) publication: String,
     pub(crate) captured: Vec<CapturedTable>,
     pub(crate) tables: Arc<[TableSettings]>,
-    /// The OID of each of `tables` when the session claimed it.
+    /// The OIDs that `tables` had when the session claimed them, in the same order.
     pub(crate) claimed: Vec<u32>,
     pub(crate) project: Arc<str>,
     /// The bounds of each table, shared with the pipeline. The auditor raises the floors in these bounds.
@@ -251,12 +251,13 @@ async fn any_overlooked(
     Ok(false)
 }
 
-/// Whether the floor should rise to the transaction id `xmin` even if nothing else has changed. The reason is a table
-/// that got the column `inserted_xid` later: the floor should soon be above the transaction that added the column.
+/// Whether the audit should raise the floor to the transaction id `xmin` even if nothing else has changed. It should if
+/// the column `inserted_xid` was added to the table, and the floor is not yet above the transaction that added it.
 ///
-/// In rows that are older than the column, `inserted_xid` does not name the transaction that inserted the row. So the
-/// relay uses PostgreSQL's system column `xmin` for these rows, and an update makes an old row look new. Once the floor
-/// is above the transaction that added the column, all these rows count as resolved.
+/// In rows that are older than the column, `inserted_xid` does not name the transaction that inserted the row. For
+/// these rows, the relay uses PostgreSQL's system column `xmin` instead. But an update changes `xmin`, so an old row
+/// looks new. This harm ends once the floor is above the transaction that added the column, because all rows that are
+/// older than the column then count as resolved.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();

@@ -80,9 +80,11 @@ impl Captured {
         self.shape.numbered().and_then(|seq| seq.numbering.clone())
     }
 
-    /// Some partitions have a floor of their own, because for some time the relay did not capture them or could not
-    /// read them. Returns the OID and the own floor of each partition whose own floor is below `floor`. Rows of such
-    /// a partition may be unresolved from its own floor on.
+    /// Returns the partitions whose own floor is lower than `floor`: the OID and the floor of each.
+    ///
+    /// A partition has its own floor if, for some time, the relay did not capture it or could not read it. Meanwhile
+    /// the floor of the table may have risen. So the rows of such a partition may be unresolved from the partition's
+    /// floor on, even if they are below the table's floor.
     pub(crate) fn with_own_floors(&self, floor: u64) -> impl Iterator<Item = (u32, u64)> {
         let CaptureRecord {
             uncaptured, unread, ..

@@ -77,8 +77,8 @@ impl CaptureMoment {
     /// Returns the highest `seq` of the table at index `n`. A scan may skip the rows up to this `seq`, because they
     /// were committed before capturing began.
     ///
-    /// Returns `None` if no `seq` is known. Also returns `None` if a transaction was open when the `seq` was read, and
-    /// was still open in `since`. Its rows must be published, and a scan would skip those with a lower `seq`.
+    /// Returns `None` if no `seq` is known, or if a transaction was open all the time from the reading of the `seq` to
+    /// the snapshot `since`. Such a transaction may commit rows with a lower `seq` later, and a scan would skip them.
     fn top(&self, n: usize) -> Option<&Top> {
         let have_ended = self.since.xmin() >= self.tops.next_xid;
         self.tops.seqs.get(n)?.as_ref().filter(|_| have_ended)
@@ -244,8 +244,9 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// `slot-busy` if a table has no record. In this case no record changes: the missing record may have to continue a
-/// record that the next session finds by its table's earlier name (see [`claim`]). The errors of [`find_tables`].
+/// `slot-busy` if a table has no record. No record has changed in this case: to create the missing record, the next
+/// session may need the earlier name of a renamed table, and an update would overwrite that name (see [`claim`]). Also
+/// the errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;

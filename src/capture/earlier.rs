@@ -122,9 +122,9 @@ impl OutcomeLookup {
     }
 }
 
-/// Starts to look up the events of a transaction by their ids, from the event at the position `at` on. Chooses the
-/// first of the new ordinals that these events get: above every recorded ordinal of the transaction, and above the
-/// ordinal of `at`.
+/// Starts to look up the events of a transaction by their ids, from the event at the position `at` on. These events get
+/// new ordinals. The first new ordinal is one above the highest ordinal in use: the highest recorded ordinal of the
+/// transaction, or the ordinal of `at` if that is higher.
 async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
     let recorded = last_ordinal(sql, [at.commit]).await?;
     let last = recorded.max(at.ordinal);

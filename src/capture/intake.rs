@@ -58,12 +58,13 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// This relation has the name of a captured table, but not the OID of the table that the session claimed under
-    /// this name. If the name now belongs to the relation's table, a new session must claim that table first.
-    /// Otherwise that table was dropped or renamed since, and the rows of the relation can be mapped.
+    /// The stream describes a table with a configured name, but with another OID than the session claimed under it. If
+    /// the described table has the name now, a new session must claim this table before its rows can be mapped. If the
+    /// described table was dropped or renamed after its rows were written, the session can map the rows.
     TableUnknown(Oid),
-    /// The rows of this relation lack an optional column. [`Intake::refuse_incomplete`] must compare the relation
-    /// with the present columns to find out whether the column was added later.
+    /// The stream describes a claimed table without an optional column that the table had when the session began. So
+    /// the caller must read the table's present columns and call [`Intake::refuse_incomplete`]. That function accepts
+    /// the rows if the column was added after they were inserted.
     ColumnUnknown(Oid),
 }
 

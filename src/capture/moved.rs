@@ -241,8 +241,8 @@ impl MovedRows {
         self.sent_ids.contains(&event_id.uuid)
     }
 
-    /// Forgets the events of resolved transactions, up to the first unresolved transaction. The session no longer
-    /// sends the forgotten events.
+    /// Forgets the events of resolved transactions, up to the first unresolved transaction. The session is no longer
+    /// sending these events, because every event of a resolved transaction has an outcome.
     pub(crate) fn forget_sent(&mut self, is_resolved: impl Fn(CommitLsn) -> bool) {
         while let Some(oldest) = self.sent.first_entry()
             && is_resolved(*oldest.key())

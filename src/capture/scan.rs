@@ -30,17 +30,25 @@ const RANGE_BLOCKS: u32 = 2_048;
 /// a pass needs at most about 10 MB. The next pass continues after these rows.
 const MAX_COLLECTED: usize = 100_000;
 
-/// Planner settings that keep the cost of a statement proportional to the rows it reads, even with wrong
-/// statistics. With these settings PostgreSQL reads the rows along the index, and looks up their records one by
-/// one. It sorts only rows with the same `seq` (`enable_incremental_sort`) and the rows of one page. With
-/// `enable_sort` and outdated statistics, PostgreSQL might instead read and sort all rows from the start of the
-/// page to the end of the table.
+/// Planner settings that keep the cost of a statement proportional to the rows it reads, even if the planner's
+/// statistics are wrong:
+///
+/// - PostgreSQL reads a page along the index on `seq`. It sorts only rows with the same `seq`
+///   (`enable_incremental_sort`), and at the end the rows of the page. With `enable_sort`, PostgreSQL might first
+///   read and sort all later rows of the table.
+/// - PostgreSQL looks up the records of the rows one by one. With a hash join or a merge join, it might read all of
+///   `outbox.dispatch`.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
     SET enable_sort = off; SET enable_incremental_sort = on; SET jit = off";
 
-/// The order of rows that are read in ranges of blocks: version (or a `seq` without an index), transaction,
-/// partition, block and line.
+/// The sort key of a row that the walk reads in ranges of blocks. Its parts are, in this order:
+///
+/// 1. the row's `seq` if the table has a column `seq` without an index, otherwise the row's version;
+/// 2. the transaction that inserted the row;
+/// 3. the OID of the table or partition that holds the row;
+/// 4. the block of the row, from its `ctid`;
+/// 5. the line of the row in the block, from its `ctid`.
 type UnnumberedKey = (i64, u64, u32, u32, u32);
 
 /// The progress of a walk.

@@ -269,12 +269,13 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) uses `xmin` only for rows with an impossible
-    /// `inserted_xid`. For all other rows, the expression then returns a top-level transaction.
+    /// Whether the expression [`inserted_xid_sql`](Self::inserted_xid_sql) returns a top-level transaction for every
+    /// row with a possible `inserted_xid` (see [`has_own_xid_sql`](Self::has_own_xid_sql)). This is the case if the
+    /// table has the column `inserted_xid`, and there are no `added_xids`.
     ///
-    /// If false, the expression also uses `xmin` for rows that are older than the column, or for all rows. `xmin`
-    /// may be a subtransaction. The caller must not test a subtransaction with a snapshot, because a snapshot does
-    /// not show whether the subtransaction had ended.
+    /// If false, the expression returns the `xmin` of other rows too, and an `xmin` may be a subtransaction. The caller
+    /// must not look up these transactions in a snapshot, because a snapshot does not show whether a subtransaction
+    /// had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {
         self.has_inserted_xid && added_xids.is_empty()
     }

@@ -33,9 +33,9 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// Whether the walk leaves out rows without a `seq` that an unfinished recovery has already resolved. If false,
-    /// the walk returns these rows, but marks their events as set aside (`DispatchState`). The caller learns their
-    /// ids, and does not send them.
+    /// An unfinished recovery may already have resolved some rows. Whether the walk leaves out the resolved rows
+    /// without an indexed `seq`. If false, the walk returns these rows, but marks their events as set aside
+    /// (`DispatchState`). The caller learns their ids, and does not send them.
     pub(crate) without_recovered: bool,
     /// Which events have a record. If published events may lack a record, a missing record proves nothing, so
     /// the walk returns rows with a record too.
@@ -105,15 +105,15 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that a row of `e` is in a new partition (see `new_partitions`), and that the stream may have
-    /// missed the row, because it was in the partition before the partition was attached. One of two facts shows that
-    /// this is possible:
+    /// The condition that the stream may lack the insert of a row of `e`, because the row was in a new partition before
+    /// the partition was attached (see `new_partitions`). A row of a new partition fulfils the condition in two cases:
     ///
-    /// - The row's transaction is below the floor (`from_xid`). So it ended before the floor was raised, and the
-    ///   partition was attached afterwards.
-    /// - The row was written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
+    /// - Its transaction is below the floor (`from_xid`). The transaction ended before the floor was raised, and
+    ///   the partition was attached later.
+    /// - It was written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
     ///
-    /// Returns `None` whenever `new_partitions` does.
+    /// In both cases the row must also be within the other bounds of the window. `None` if there is no new
+    /// partition to check.
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -216,8 +216,9 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
-/// The condition that a row of `e` is in a partition with a floor of its own, lower than `floor`, and that the row's
-/// transaction is not below the floor of its partition. `None` if no partition has a lower floor of its own.
+/// Some partitions have a floor of their own ([`Captured::with_own_floors`]). Returns the condition that a row of `e`
+/// is in such a partition, and that its transaction is not below the partition's own floor. Own floors that are not
+/// below `floor` do not count. `None` if no own floor counts.
 fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
     let xid = captured.inserted_xid_sql();
     let own = captured

@@ -23,7 +23,8 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Minimum time between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum number of notes that are written instead of a progress line.
+/// Maximum number of notes. A command writes notes if standard error cannot show its progress line
+/// ([`ProgressLine::note_once`]).
 const NOTES_MAX: usize = 20;
 
 /// The arguments of `postrider audit`.

@@ -50,10 +50,11 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the label and the text of a line which says that Pub/Sub may have stored the event more often than
-/// `state` shows. `state` is the event's state in `outbox.dispatch`. `attempts` counts the requests that may have
-/// stored the event: requests without an answer, and the request that published the event. Returns `None` if there
-/// is no such request except the one that published the event.
+/// Returns the label and the text of a line that says with how many requests Pub/Sub may have stored the event.
+/// `attempts` is this number. It counts the requests that published the event, and the requests without an answer.
+///
+/// Returns `None` if the number is no surprise: at most one request for a published event, and none for any other
+/// event. `state` is the event's state in `outbox.dispatch`.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {

@@ -116,8 +116,8 @@ pub(super) fn hidden_config() -> Arg {
         .hide(true)
 }
 
-/// A parser that shows the words of a choice in help and completions, but accepts any word. `settings`
-/// refuses other words later, in the same way as in the environment.
+/// The parser for the flag of a setting that allows only certain words. The parser shows these words in help and
+/// completions, but accepts any text. `settings` checks the text later, as it checks an environment variable.
 #[derive(Clone)]
 struct ChoiceParser(&'static [&'static str]);
 

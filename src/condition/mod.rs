@@ -354,7 +354,7 @@ impl Condition {
         is_late || self.is_held_up() || self.unchecked.is_some()
     }
 
-    /// Events that the relay has read and that wait for the topics named here.
+    /// Number of events that the relay has read and that wait for one of the `topics`.
     pub(crate) fn waiting_for_topics(&self) -> u64 {
         self.topics.iter().map(|topic| topic.waiting_events).sum()
     }

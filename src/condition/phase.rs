@@ -31,8 +31,9 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay. If the same trouble keeps this relay from starting, the trouble keeps
-    /// its start time. `None` once this relay has streamed, begun a recovery, or been a standby.
+    /// The trouble that ended the previous relay. If this relay cannot start because of the same trouble, it reports
+    /// the trouble with the original start time. `None` once this relay has streamed, begun a recovery, or been a
+    /// standby.
     earlier: Mutex<Option<Trouble>>,
     /// Whether this relay has streamed, or was a standby. If not, the error `table-captured` stops the relay. If so,
     /// the error ends only the session, and the relay tries again.
@@ -85,8 +86,8 @@ impl RelayState {
         ) {
             *self.earlier() = None;
         }
-        // The phase `Recovering` does not set `has_served`: a first start enters this phase before the relay knows
-        // whether it may capture the tables. If it may not, it must stop.
+        // `Recovering` does not set `has_served`, because a relay may enter this phase at its first start, before it
+        // claims the tables. If another slot captures one of them, the error `table-captured` must stop the relay.
         if matches!(phase, Phase::Streaming | Phase::Standby(_)) {
             self.has_served.store(true, Ordering::Relaxed);
         }

@@ -298,8 +298,9 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// Whether the report of the relay decides the state, although the relay cannot continue with the slot. The report
-/// decides in two cases: the relay is recovering, or an error that is not about the slot prevents the recovery.
+/// For a slot with which the relay cannot continue: whether the verdict follows from the relay's report instead of
+/// the slot. The report decides in two cases: the relay is recovering, or an error that is not about the slot
+/// prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(

@@ -1,8 +1,8 @@
 //! Delivers events: puts each event into a lane, sends it to Pub/Sub, handles the answer, and records the outcome
 //! in a dispatch row.
 //!
-//! This part of a session does not depend on the source of an event, the stream or a table. [`Delivery::progress`]
-//! returns the resolved events. From these events, the caller computes the confirmed position.
+//! This part of a session works in the same way for events from the stream and for events from a table.
+//! [`Delivery::progress`] returns the resolved events. From these events, the caller computes the confirmed position.
 //!
 //! `requests` sends the requests that the lanes choose and decides what follows from each answer. `outcomes` handles
 //! the outcome of each event, and `records` has the writer of the dispatch rows. `failing_topics` knows which topics

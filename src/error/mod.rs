@@ -116,8 +116,8 @@ impl Error {
     /// from which the value really came.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error whose text equals ours. Its text keeps the name of the variable, so it would differ
-        // from ours after the replacement, and `causes` would show it.
+        // Drop an underlying error with the same text as this error. Only the text of this error changes below.
+        // So the two texts would differ, and `causes` would show the old text as a cause.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {

@@ -229,10 +229,14 @@ fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // The verdict on a row without a record depends on the number of its transaction:
-    // - Below `without_record`, the row might have been published without a record, so it counts as published.
-    // - Below `missing` or the floor, the slot has passed the row, and its event should have a record. So the
-    //   event counts as missing.
+    // The verdict on a row without a record depends on the number of its transaction. The first case that applies
+    // decides:
+    // 1. The transaction is below `without_record`. The row may have been published without a record, so it counts
+    //    as published.
+    // 2. The transaction is below `missing`, or below the floor. Each of the two shows that the slot has passed the
+    //    row, so the row should have a record, and counts as missing.
+    // 3. Otherwise the row waits.
+    // `without_record` and the floor prove nothing about a row that the relay has not compared yet (`is_uncompared`).
     let (without_record, missing) = if passed.records.may_lack_records() {
         (below, 0)
     } else {

@@ -1,17 +1,23 @@
 //! Counts the events that wait for delivery, and finds the age of the oldest. If counting would cost too
 //! much, the result is a lower bound, or unknown.
 //!
-//! An event waits if its row is newer than `since`, its transaction is not below the floor of the table, and the
-//! event has no record in `outbox.dispatch`. If published events may lack a record, an event that seems
-//! to wait might have been delivered already. The number of waiting events is then unknown unless it is zero.
+//! An event counts as waiting if all of these conditions hold:
 //!
-//! If there is an index on `seq` and the relay has stored `floor_seq`, the count reads only rows with a `seq`
-//! above `floor_seq`. A row with a lower `seq` may still wait if its transaction is newer than the floor. The
-//! count misses this row. If there are more than [`MOST_ROWS`] rows, `ends` reads only the first and the last of
-//! them, and searches for the oldest waiting event in between.
+//! - Its row was committed after the capture of the table began (`since`).
+//! - The transaction of the row is not below the floor of the table.
+//! - The event has no record in `outbox.dispatch`.
 //!
-//! Without such an index, the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it
-//! reads only the first and the last blocks. For a larger partitioned table, the number is unknown.
+//! With `dispatch = exceptions`, published events may lack a record. Some of the counted events may then be
+//! published already. So the result is unknown, unless the count is zero.
+//!
+//! The count reads only a part of a large table. Which part depends on the table:
+//!
+//! - The table has an index on `seq`, and the relay has stored `floor_seq`: the count reads the rows with a `seq` above
+//!   `floor_seq`. It misses a waiting event with a lower `seq`, if its transaction is not below the floor. If there are
+//!   more than [`MOST_ROWS`] rows, `ends` counts only the first and the last of them, and searches in between for the
+//!   oldest waiting event.
+//! - Any other table: the count reads the whole table up to a size of [`LARGEST_BYTES`]. Of a larger table, it reads
+//!   only the first and the last blocks. For a larger partitioned table, the number is unknown.
 
 mod ends;
 

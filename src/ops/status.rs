@@ -117,7 +117,8 @@ impl RelayStatus {
 }
 
 impl EventRates {
-    /// Adds the new counts to the earlier counts, and returns the average rates.
+    /// Removes counts that are older than [`AVERAGED`] from the list, but keeps at least one. Returns the average rates
+    /// since the first counts in the list, and appends `now` to the list.
     fn averaged(counts: &mut Vec<RowCounts>, now: RowCounts) -> Option<Self> {
         let is_old = |counts: &RowCounts| now.at.saturating_duration_since(counts.at) > AVERAGED;
         while counts.len() > 1 && is_old(&counts[0]) {

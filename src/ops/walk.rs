@@ -27,8 +27,11 @@ const ROWS_IN_A_BLOCK: u32 = 50;
 
 /// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. These options
 /// leave PostgreSQL only one plan: find the rows along an index, look up their records one by one, and find the
-/// rows to delete with a hash join. The only sorts are those of rows with the same `seq`
-/// (`enable_incremental_sort`), and of the rows of one page.
+/// rows to delete with a hash join.
+///
+/// `enable_sort = off` keeps PostgreSQL from sorting the whole table. PostgreSQL still sorts the rows of one page, for
+/// which it has no other plan. With `enable_incremental_sort = on` it reads the rows by `seq`, and sorts only rows with
+/// the same `seq`.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \

@@ -30,8 +30,8 @@ pub(super) struct AnswerLimit(Arc<Answers>);
 struct Answers {
     /// The limit in milliseconds; 0 means no limit.
     limit: AtomicU64,
-    /// When the present silence began: at the last byte in either direction, or when a write was blocked. `None` if
-    /// no answer is outstanding and no write is blocked.
+    /// Since when the session waits for the server without a byte in either direction. The wait begins at the last
+    /// byte, or when a write was blocked. `None` if no answer is outstanding and no write is blocked.
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -52,7 +52,7 @@ impl AnswerLimit {
         (millis > 0).then(|| Duration::from_millis(millis))
     }
 
-    /// When the present silence began. `None` if the server owes nothing.
+    /// Since when the session waits for the server without a byte in either direction. `None` if it does not wait.
     pub(super) fn silent_since(&self) -> Option<Instant> {
         *self.silence()
     }
@@ -103,8 +103,8 @@ impl<S> Limited<S> {
         let outstanding = &mut self.outstanding;
         self.answers.read(bytes, |kind| {
             // `Z` is ReadyForQuery, which completes an answer. `G` is CopyInResponse: the client must now send
-            // data. The Sync that the client sent before the data then gets no ReadyForQuery, so it counts as
-            // answered here. The Sync after the data gets one.
+            // the data of a COPY. The client sends one Sync before the data, and another one after the data. The
+            // server sends ReadyForQuery only for the second Sync, so `G` counts as the answer to the first.
             if matches!(kind, b'Z' | b'G') {
                 *outstanding = outstanding.saturating_sub(1);
             }

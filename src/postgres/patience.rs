@@ -45,7 +45,7 @@ pub(crate) async fn connect_patiently(
     Ok(sql)
 }
 
-/// Ends a session whose connection has lost an answer.
+/// Ends a session if the server has finished a statement, but the connection does not deliver the answer.
 struct Watchdog {
     target: Target,
     process: ServerProcess,
@@ -55,9 +55,9 @@ struct Watchdog {
 
 impl Watchdog {
     async fn run(self) {
-        // `Some` if, at the last poll, the server had finished the statement. The value says when the silence at that
-        // poll had begun. If the statement is finished at the next poll too, and the same silence still lasts, the
-        // answer is lost.
+        // Set if the last poll found that the server had finished the statement. The value is the result of
+        // `silent_since` at that poll. If `silent_since` has the same result at the next poll, no byte has arrived in
+        // between. If the statement is finished at that poll too, the answer is lost.
         let mut done_in = None;
         loop {
             let Some(since) = self.answers.silent_since() else {

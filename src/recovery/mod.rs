@@ -151,8 +151,8 @@ pub(crate) async fn start(
 /// former partitions.
 fn resolved_below(captured: &Captured) -> u64 {
     let record = &captured.record;
-    // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
-    // streamed rows below it are resolved.
+    // Before the floor is raised for the first time, it is the `xmin` of `since`. Such a floor proves nothing: if the
+    // slot was created before `since` was taken, rows of older transactions may be in the stream and unresolved.
     let begins_at = record.since.as_ref().map(Snapshot::xmin);
     if Some(record.floor) == begins_at {
         return 0;
@@ -241,10 +241,10 @@ impl Recovery {
         Ok(())
     }
 
-    /// Waits until the kept slot has confirmed the position `end`. After `end`, the stream contains no row that the
-    /// recovery has read from the tables. If the recovery did not wait and the relay then crashed, the next session
-    /// would publish some rows of a key again from the stream, without the rows between them that the stream has
-    /// left out.
+    /// Waits until the kept slot has confirmed the position `end`. Before `end`, the stream may contain rows that the
+    /// recovery has already published from the tables. Until `end` is confirmed, the recovery mark must stay. Without
+    /// the mark, a session after a crash would only stream. It would repeat those rows of a key that the stream
+    /// contains, but not the rows between them that only the table has.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

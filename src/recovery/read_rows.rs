@@ -52,13 +52,14 @@ pub(super) struct ReadRows {
 }
 
 impl ReadRows {
-    /// Creates the memory of a recovery that has read no rows yet.
+    /// Returns an empty value for a recovery that begins to read the tables.
     ///
-    /// - `repeated_before`: a WAL position if the recovery has kept its slot, otherwise `None`. From this position on,
-    ///   the stream contains no row that the recovery's snapshot shows.
-    /// - `recorded`: the recovery's snapshot. `None` if published events may lack a record.
-    /// - `resolved_below`: a transaction number for each table. All rows of older transactions are resolved. 0 means
-    ///   that no such number is known. Used only without `recorded`.
+    /// - `repeated_before`: `None` if the slot is new. If the recovery has kept its slot, the stream may contain rows
+    ///   that the recovery reads from the tables, but only before this WAL position.
+    /// - `recorded`: the recovery's snapshot if every published event has a record, otherwise `None`.
+    /// - `resolved_below`: a transaction number for each table; all rows of older transactions are resolved. 0 if no
+    ///   such number is known. Has no effect if every published event has a record, because the records show which
+    ///   rows are resolved.
     pub(super) fn new(
         repeated_before: Option<Lsn>,
         recorded: Option<&Snapshot>,
@@ -128,14 +129,15 @@ pub(crate) struct RowsFromTables {
     end: Lsn,
     /// The snapshot of the recovery, if every event has a record.
     recorded: Option<Snapshot>,
-    /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
+    /// The result of [`may_be_recorded`](Self::may_be_recorded) for the current transaction.
     is_recorded: bool,
-    /// For each table, a snapshot that shows exactly the transactions below the floors of the table, its partitions
-    /// and its former partitions. `None` if every published event has a record, or if no such floor is known.
+    /// For each table, its lowest floor as a snapshot: the snapshot shows exactly the transactions below the floor.
+    /// Partitions and former partitions may have lower floors than the table. `None` if every published event has a
+    /// record, or if no floor is known.
     ///
-    /// All rows of these transactions are resolved. The recovery does not read them from the tables, and the relay
-    /// skips them in the stream. Otherwise the relay would publish them again, after newer rows of their keys that
-    /// the recovery has already published from the tables.
+    /// All rows of the transactions below the floor are resolved, so the recovery does not read them from the table.
+    /// The stream may still contain some of them, and the relay must skip these. Otherwise it would publish an old row
+    /// again, after newer rows of the same key that the recovery has published from the table.
     resolved: Vec<Option<Snapshot>>,
     /// The id of the current transaction in the WAL.
     xid: u32,

@@ -77,12 +77,16 @@ impl RecoverySlot {
     }
 }
 
-/// Whether the table may have rows that must be published and that the slot does not stream. There are no such rows
-/// if capturing began with the snapshot of this slot. The slot then streams every row that the snapshot does not
-/// show, and every other row was committed before capturing began. The exception is a table in which some rows have
-/// no `inserted_xid`. For such a row the recovery uses `xmin`, which may be a subtransaction, and a snapshot cannot
-/// tell whether a subtransaction had ended. So some older rows count as new, and the recovery must publish them
-/// before the relay reads the stream.
+/// Whether the recovery must read this table, because the table may have rows that must be published and that the slot
+/// does not stream.
+///
+/// Usually there are no such rows if the capture of the table began with the snapshot of this slot. The slot then
+/// streams every row that the snapshot does not show. All other rows are older than the capture, so the relay never
+/// publishes them.
+///
+/// The exception is a table in which some rows have no `inserted_xid`. For such a row, the recovery knows only its
+/// `xmin`, which may be a subtransaction. A snapshot does not show whether a subtransaction had ended. So some rows
+/// that are older than the capture count as new. The slot may not contain them, so the recovery reads the table.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -225,7 +229,10 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
 /// recover. The caller has already marked the slot for recovery.
 ///
 /// # Errors
-/// `slot-held` and `slot-busy` when another relay or an open transaction prevents it; `slot-foreign`.
+/// - `slot-held` if another session reads the old slot.
+/// - `slot-busy` if an open transaction blocks the creation for too long, or another relay is creating the slot.
+/// - `slot-foreign` if the old slot is physical, or belongs to another output plugin or another database.
+/// - Connection and database errors.
 pub(crate) async fn create(
     sql: &Sql,
     settings: &Settings,

@@ -37,7 +37,7 @@ pub(crate) struct OpeningFacts<'a> {
     /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// Which published events have a record: those of earlier sessions, and those of this session.
+    /// Whether every published event of earlier sessions has a record, and every published event of this session.
     pub(crate) records: RecordKeeping,
     /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,
@@ -168,7 +168,8 @@ fn keep(reason: RecoveryCause, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for a slot that a relay has used before. Ignores an unfinished recovery; the caller handles that.
+/// Decides how the session begins if the relay has a row in `outbox.relay`. Ignores an unfinished recovery, because the
+/// caller handles that case.
 fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     let Some(recorded) = earlier.confirmed_lsn else {
         return first_start(facts);
@@ -196,9 +197,9 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
     }
 }
 
-/// Decides for a slot that a relay has used before, if published events may lack a record. A row without a record
-/// might then have been published, so an audit cannot find the rows that the stream has missed. So the relay recovers,
-/// unless all of these conditions hold:
+/// Decides how the session begins, if a relay has used the slot before and published events may lack a record. A row
+/// without a record may have been published, so an audit cannot find the rows that the stream has missed. The relay
+/// therefore recovers, unless all of these conditions hold:
 ///
 /// - The publication has not changed.
 /// - The timeline has not changed.

@@ -52,12 +52,12 @@ pub(super) type SideTasks = (Supervisor, Auditor);
 struct ReadySlot {
     confirmed: Lsn,
     audit: Audit,
-    /// The slot, for the recovery with which the session begins. `None` if no recovery is needed. A recovery publishes
-    /// from the tables the rows that the slot may not stream.
+    /// The slot of the recovery with which the session begins; `None` if no recovery is needed. A recovery reads the
+    /// tables, and publishes the rows that the stream of the slot might lack.
     recovery: Option<RecoverySlot>,
     records: RecordKeeping,
     captured: Vec<Captured>,
-    /// The publication when the slot was free, before the session created a slot.
+    /// The publication. It was read when the slot was free, and before this session created a slot.
     publication: PublicationState,
 }
 

@@ -56,8 +56,8 @@ pub(super) struct Pipeline {
     pub(super) moved: MovedRows,
     /// Rows that a recovery or the auditor has read from the tables, because the stream might not contain them.
     pub(super) from_table: TableRows,
-    /// The seam of the running recovery. `None` if no recovery is running. The stream is read once the
-    /// seam is open.
+    /// The seam between the tables and the stream in the running recovery; `None` if no recovery is running. The
+    /// pipeline does not read the stream before the seam is open.
     pub(super) seam: Option<Seam>,
     /// While this is set, the relay confirms no later position. It is set during a recovery that keeps the
     /// slot, until all rows from the tables have an outcome.
@@ -349,9 +349,9 @@ impl Pipeline {
         self.intake.refuse_incomplete(relation, &now)
     }
 
-    /// Returns an error, which ends the session, if the relation is the current table of its name, but the session has
-    /// claimed an earlier table under this name. The next session claims the current table. Only a claim decides which
-    /// topics and event ids the rows of a table get.
+    /// Handles a relation that has the name of a captured table, but another OID than the table that the session has
+    /// claimed. Returns an error, which ends the session, if the name now belongs to the relation's table. The next
+    /// session claims that table, because only a claim decides which topics and event ids its rows get.
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         claim::refuse_current(self.source.target(), described).await?;

@@ -68,9 +68,11 @@ impl PublicationCheck {
     }
 }
 
-/// Returns an error if a table is published only through its schema. Such a table can leave the publication and
-/// come back without a trace in the catalogue. If published events get no record, only such a trace would tell the
-/// relay that the stream has left out rows.
+/// Returns an error if a table is published only through its schema. If somebody removes the schema from the
+/// publication and adds it again, the catalogue keeps no trace of the table's absence.
+///
+/// The relay relies on such traces if published events get no record. Only a trace then shows that the stream may have
+/// left out rows, because the relay cannot compare rows with records.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

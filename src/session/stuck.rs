@@ -48,11 +48,12 @@ impl StuckPositions {
         }
     }
 
-    /// Whether a session has ended because PostgreSQL failed to decode the WAL, and the last such failure was at
-    /// another position of the slot than `confirmed`. If PostgreSQL failed to decode, remembers `confirmed`.
+    /// Whether PostgreSQL failed to decode the WAL, for the first time with the slot at the position `confirmed`.
+    /// `ended` is the error that ended the session. Returns false if `ended` is not a decoding failure. Otherwise
+    /// remembers `confirmed`, in place of the position of the previous failure.
     ///
     /// After the first failure at a position, the next session streams from the same slot again, because the failure
-    /// may be temporary. After the second failure, the relay marks the slot for recovery.
+    /// may be temporary. After the second failure in a row at this position, the relay marks the slot for recovery.
     pub(super) fn is_new(&self, ended: &Error, confirmed: Lsn) -> bool {
         let confirmed = confirmed.as_u64();
         ended.code() == Code::SlotStuck
@@ -107,8 +108,10 @@ pub(super) async fn mark_for_recovery(
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 let stuck = || session_end_before_retry(&ended, what);
-                // `marked` is false if another relay has taken the slot. That relay marks the slot itself if necessary.
-                // The error about the columns would stop this relay. It has to become a standby instead, so try again.
+                // `marked` is false if another relay has taken the slot. The other relay marks the slot if necessary,
+                // and this relay must become a standby. An error about the columns (`column-missing`,
+                // `setting-invalid`) would stop this relay instead. So replace such an error in any case, by one after
+                // which this relay tries again.
                 let tries_again = marked || is_of_columns(&ended);
                 (tries_again, wrong_publication.unwrap_or_else(stuck))
             }

@@ -156,8 +156,9 @@ struct Watcher {
     delivered: u64,
     lag: LagTrend,
     standby_slots: StandbySlots,
-    /// The condition that was last written to the relay's row, and when. `Some((None, _))`: delivery worked.
-    /// `None`: this session has not written yet, and the row may still have the condition from the opening.
+    /// The condition that the supervisor last wrote to the relay's row or left to the dispatch writer, and the time.
+    /// `Some((None, _))`: delivery worked. `None`: the supervisor has done neither yet, so the row may still contain
+    /// the condition that the relay wrote while it opened this session.
     said: Option<(Option<Condition>, Instant)>,
 }
 
@@ -303,8 +304,8 @@ impl Watcher {
             return;
         }
         let condition = condition.is_written().then_some(condition);
-        // Without an SQL session, ask the dispatch writer again after each poll, because it may have had no
-        // connection when it was last asked.
+        // Without an SQL session, the supervisor asks the dispatch writer to write the condition. It repeats this
+        // request after each poll, because the dispatch writer ignores a request while it has no connection.
         let asks_writer = self.sql.is_none() && occasion == Occasion::Poll;
         if !asks_writer && self.has_said(condition.as_ref(), occasion) {
             return;
@@ -326,9 +327,13 @@ impl Watcher {
         }
     }
 
-    /// Whether the condition that was last written still describes `now`, so that no write is needed. For
-    /// [`Occasion::Look`], it is enough that state and code are the same. For [`Occasion::Poll`], everything except
-    /// figures must be the same, and the last write must be recent.
+    /// Whether no write is needed, because the last written condition agrees with the present condition `now`. Either
+    /// condition is `None` if delivery is neither held up nor late.
+    ///
+    /// - If both conditions are `None`, they agree as long as the last write is recent.
+    /// - If both exist, [`Occasion::Look`] compares only the state and the code.
+    /// - If both exist, [`Occasion::Poll`] compares everything except figures. The number of waiting events must be
+    ///   equal too, and the last write must be recent.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

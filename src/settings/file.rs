@@ -127,7 +127,8 @@ impl SettingsText<'_> {
     }
 }
 
-/// Returns the name of the setting in a section whose value is at `span`, such as `columns.id`.
+/// Finds the setting in a section by the place of its value in the file. Returns the name of the setting whose value
+/// contains `span`, such as `columns.id`. Returns `None` if no value contains `span`.
 fn setting_at(section: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     section.iter().find_map(|(name, value)| {
         let name = name.get_ref();

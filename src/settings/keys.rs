@@ -60,7 +60,7 @@ impl SettingKey {
         format!("POSTRIDER_{}", self.name.to_uppercase())
     }
 
-    /// The first part of the reason, for the short help.
+    /// What the setting does, in a few words for the short help: the beginning of the field `reason`.
     pub fn summary(&self) -> &'static str {
         let ends = [". ", ": ", "; ", " ("].iter();
         let end = ends.filter_map(|end| self.reason.find(end)).min();

@@ -14,8 +14,8 @@ use crate::store::days;
 /// Time limit for the search. Short, because a hint is not worth a long wait.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The functions that compute event ids. PostgreSQL checks the right to call the second one even in a UTF-8
-/// database, where the first one does not call it.
+/// The functions that compute event ids. `event_uuid` calls `utf8_md5` only in a database that is not UTF-8. But
+/// PostgreSQL checks the right to call `utf8_md5` in every database, so our role always needs both rights.
 const EVENT_IDS: [&str; 2] = [
     "outbox.event_uuid(text, text, xid8)",
     "outbox.utf8_md5(text)",

@@ -26,8 +26,8 @@ use crate::settings::{Dispatch, Settings};
 use ascii_json::AsciiJson;
 pub(crate) use record_keeping::RecordKeeping;
 
-/// The column `pruned_at` and the subquery on `outbox.capture` make the statement fail on an older schema, so
-/// that a standby notices it before it starts to wait. Their values are not used.
+/// Reads `pruned_at` and `outbox.capture` without using the values, only because the statement then fails on an older
+/// schema. A session runs this statement before it waits as a standby, so an older schema is noticed at once.
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
@@ -39,16 +39,16 @@ const SELECT: &str = "\
 /// publishes anything. Only the auditor or a recovery changes the mode back to `full`, once all events that were
 /// published without a row are below the floor.
 ///
-/// The column `audited_publication` identifies the publication at the last audit. The statement sets it:
+/// The column `audited_publication` identifies the publication at the last audit. The statement sets the column:
 ///
-/// - to NULL if the slot may have missed events (`$6`), so that the auditor compares all rows.
-/// - to `'wrong'` if the column has another value than `$8`, the publication of this session. If the column stayed,
-///   this session might miss rows and stop before its first audit. A later session with the earlier settings would
-///   find its own publication in the column, and would not look for these rows.
-/// - to `$10` if the column is NULL.
+/// - to NULL if the slot may have missed events (`$6`). The auditor then compares all rows.
+/// - to `$10` if the column is NULL and the slot has missed nothing.
+/// - to `'wrong'` if the column has another value than `$8`, the publication of this session. This session might miss
+///   rows and stop before its first audit. The mark `'wrong'` tells a later session, even one with the earlier
+///   publication, that rows may be missing.
 ///
-/// A check that finds a fault in the publication writes `''`. `'wrong'` replaces an old `''`. So an audit can
-/// replace the old note, but keeps a `''` that a check writes during the audit.
+/// A check that finds a fault in the publication writes `''`. An audit may overwrite an old `''`, but must keep a `''`
+/// that a check writes during the audit. To tell the two apart, this statement replaces an old `''` by `'wrong'`.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -81,10 +81,11 @@ const WRITE_LEFT: &str = "\
         confirmed_is_final = confirmed_is_final OR dispatch = 'exceptions' \
     WHERE slot = $1 AND confirmed_lsn IS NOT NULL";
 
-/// Writes the relay's condition if the row names this relay (`$2`) or no other relay reads the slot. The second case
-/// lets a relay report why it cannot open its first session. A reader is this relay if its `application_name` and `$2`
-/// have the same part after the last `/`. PostgreSQL may change the host name in the part before. A relay with nothing
-/// to report passes NULL, which is written only if the row has a condition.
+/// Writes the relay's condition, or NULL if the relay has nothing to report. Writes only in one of these cases:
+///
+/// - The row names this relay (`$2`).
+/// - No other relay reads the slot. So a relay can report why it cannot open its first session. The statement compares
+///   the reader's `application_name` with `$2` only after the last `/`, because PostgreSQL may change the host name.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \
@@ -161,8 +162,8 @@ pub(crate) struct Unfinished {
     pub(crate) consistent_point: Lsn,
     /// The slot streams every transaction that is not visible in this snapshot.
     pub(crate) snapshot: Snapshot,
-    /// A slot that the recovery has kept may stream transactions that are visible in `snapshot`, but only before
-    /// this position. `None` if the recovery has created a new slot, which streams none of these transactions.
+    /// If the recovery has kept the slot, the stream may contain transactions that are visible in `snapshot`, but only
+    /// before this position. `None` if the recovery has created a new slot, whose stream contains none of them.
     pub(crate) repeated_before: Option<Lsn>,
 }
 
@@ -263,8 +264,8 @@ pub(crate) struct ServedSlot<'a> {
     pub(crate) instance: &'a str,
 }
 
-/// Records that this process serves the slot. `compared_with` is a fingerprint of the publication. A row without an
-/// audited publication gets this fingerprint, unless the auditor must compare all rows.
+/// Records that this process serves the slot. `compared_with` is a fingerprint of the publication. A row that has no
+/// audited publication yet gets this fingerprint. With [`Audit::Everything`], an existing row gets none instead.
 pub(crate) async fn take(
     sql: &Sql,
     served: ServedSlot<'_>,
@@ -295,10 +296,9 @@ pub(crate) async fn take(
     Ok(())
 }
 
-/// Records that an operator is about to move the slot. The next session then restarts an unfinished
-/// recovery. With `dispatch = exceptions`, the next session notices the move by comparing the slot with
-/// the recorded position. With `dispatch = full`, the next session compares all rows anyway if the slot
-/// was moved forward.
+/// Records that an operator is about to move the slot. The next session then restarts an unfinished recovery. With
+/// `dispatch = exceptions`, the next session notices the move by comparing the slot with the recorded position. With
+/// `dispatch = full`, the next session compares all rows anyway if the slot was moved forward.
 ///
 /// # Errors
 /// Database errors. It is no error if the table does not exist.

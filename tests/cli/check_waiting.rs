@@ -86,9 +86,9 @@ async fn the_topic_of_a_waiting_event_is_looked_up_however_many_rows_are_newer()
     }
 }
 
-/// The settings have topic rules, so a topic depends on the aggregate type, although the template does not name it. The
-/// aggregate type `other` of the waiting event matches no rule. So the template makes its topic from the event type
-/// `Placed`, and `check` must look up this topic too.
+/// The settings have a topic rule for the aggregate type `order`. The waiting event has the aggregate type `other`, so
+/// its topic comes from the template: `Placed.events`. `check` must look up this topic. To find out that the rule does
+/// not apply, `check` must read the aggregate type, although the template does not name it.
 #[tokio::test]
 async fn the_topic_of_a_rule_is_looked_up_too() {
     let (_emulator, host) = emulator().await;

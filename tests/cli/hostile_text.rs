@@ -9,7 +9,8 @@ use crate::support::Database;
 /// Clears the screen, forges a line, and reverses the direction of the text.
 const HOSTILE: &str = "x\u{1b}[2J\r\nforged\u{202e}y";
 
-/// Like [`HOSTILE`], but on one line: the name of a table or a database, which only its owner can choose.
+/// The name of a table and of a database. Unlike [`HOSTILE`], the name contains no line break. Only the owner of a
+/// table or a database can choose its name, so these tests try no forged line in a name.
 const NAME: &str = "x\u{1b}[2J\u{202e}y";
 
 /// The id of an event of outbox.events that is in quarantine.

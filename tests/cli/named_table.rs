@@ -17,8 +17,9 @@ async fn filled() -> (Database, tempfile::NamedTempFile) {
     database
         .execute("create table public.bills (like outbox.events including all)")
         .await;
-    // In `public.notes` the ids are texts. Its row with the text `GONE` as its id is a different event from the
-    // quarantined event with the uuid `GONE`.
+    // In `public.notes` the column `id` has the type text. For such a table, Postrider computes the event id as a hash.
+    // So the row of `public.notes` whose id is the text `GONE` has another event id than the uuid `GONE`. This row does
+    // not belong to the quarantined event.
     database
         .execute(
             "create table public.notes (like outbox.events including all); \
@@ -135,7 +136,7 @@ async fn an_id_with_its_table_is_accepted_also_if_the_row_is_gone_or_another_tab
     }
     let released = "select count(*) from outbox.dispatch where state = 'released'";
     assert_eq!(database.number(released).await, 6);
-    // Without the table, `event` shows the rows of both tables.
+    // If the id does not name a table, `event` shows the events of both tables that have a row with this id.
     let ran = run(&database, &file, &["event", BOTH, "--json"]).await;
     assert_eq!(ran.json()["events"].as_array().unwrap().len(), 2, "{ran}");
 }

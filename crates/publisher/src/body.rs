@@ -169,7 +169,8 @@ mod tests {
         (request, messages)
     }
 
-    /// Consumes a body in pieces whose sizes repeat `pieces`, and returns all its bytes.
+    /// Takes a body apart piece by piece, and returns all its bytes. `pieces` has the sizes of the pieces, and is used
+    /// again from its start until the body is empty.
     fn taken_off(mut body: RequestBody, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {

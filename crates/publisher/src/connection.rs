@@ -247,9 +247,9 @@ async fn until_silent(
     }
 }
 
-/// Whether the server answers a ping in time. Waits twice for half of the timeout. If this process stalls
-/// during the first half, that half ends before the connection has read an answer that has already arrived.
-/// The connection then reads the answer during the second half.
+/// Whether the server answers a ping in time. Waits for half of the timeout, and then for the other half, in case
+/// this process stalls. After a stall, a timer can fire before the connection has read an answer that arrived during
+/// the stall. The connection reads such an answer during the second wait.
 async fn is_answered(pings: &mut PingPong, timeout: Duration) -> bool {
     let mut answer = pin!(pings.ping(Ping::opaque()));
     for _ in 0..2 {

@@ -22,10 +22,12 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// The capacity that an empty queue of a [`Watermark`] keeps. So little memory is not worth freeing.
+/// Number of entries for which the queue of a [`Watermark`] keeps memory that it does not need now. This number has two
+/// uses:
 ///
-/// Also limits the resolved entries that stay in the queue behind an unresolved one: when they outnumber the unresolved
-/// entries by more than `2 * KEPT`, all resolved entries are removed.
+/// - An empty queue keeps the capacity for this many entries. Freeing so few would gain nothing.
+/// - Behind an unresolved entry, resolved entries stay in the queue at first. When they outnumber the unresolved
+///   entries by more than `2 * KEPT`, the watermark removes all resolved entries.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,

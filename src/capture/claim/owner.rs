@@ -86,13 +86,14 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
 }
 
 /// Refuses a table that does not belong to our slot yet, if another slot captures its parent or one of its
-/// partitions. The two tables share rows, and our relay would capture its table only from now on. So our relay would
-/// never publish the shared rows that the other relay has not delivered. Also refuses a table that would have to take
-/// over more than one record.
+/// partitions. Parent and partition share rows, and the relay of the other slot may not have delivered all of them.
+/// Our relay would never publish these undelivered rows, because it would capture its table only from now on.
 ///
-/// Not here: two relays that each captured a table before one table was attached to the other. [`refuse_others`]
-/// refuses the relay that captures the partitioned table. The relay that captures the partition continues, because it
-/// owns the rows of the partition and delivers them in their order.
+/// Also refuses a table that would have to take over more than one record.
+///
+/// Not here: two tables that were attached to each other after each relay had captured its table. [`refuse_others`]
+/// refuses the relay of the partitioned table. The relay of the partition continues, because it owns the rows of the
+/// partition and delivers them in order.
 ///
 /// # Errors
 /// `table-captured`.

@@ -37,8 +37,8 @@ const COMPARED: usize = 1_000;
 /// Whether the table that replaced a captured table contains copies of the captured table's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowOrigin {
-    /// The table is a copy: it contains the outbox rows of the newest records. The number is the number of these
-    /// records.
+    /// The table is a copy: it contains the outbox rows of the newest records. The field is the number of records that
+    /// were compared.
     Copy(usize),
     /// The rows are new, or nothing proves that they are copies. The text says why.
     New(String),
@@ -167,9 +167,14 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records whose rows would have the same event ids in a copy of the table. An event id without
-/// `inserted_xid` is computed from the row's id, and from the table's identity and suffix. A record with another
-/// event id belongs to a row with `inserted_xid`, or to a table that the replaced table had itself replaced.
+/// Keeps only the records from which a copy can be recognised: if the table is a copy of the replaced table, the row of
+/// such a record has the recorded event id. This id is computed from the row's id, and from the table's identity and
+/// suffix. `uuids` has the identity and the suffix that the table would have as a copy.
+///
+/// A record with any other event id belongs to one of two kinds of rows:
+///
+/// - The row had an `inserted_xid`, and the event id was computed from it too.
+/// - The row was in an even earlier table of the same name, which had another suffix.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,
@@ -244,7 +249,8 @@ impl ComparedRow {
     }
 }
 
-/// Decides whether the rows with the event ids of the newest records were copied.
+/// Decides whether the table is a copy, from the newest `records` and from the table's `rows` with the ids of these
+/// records. In a copy, each record has its row, no row differs from its record, and at least one record names a topic.
 fn judge(rows: &[ComparedRow], records: &[RecordedRow]) -> RowOrigin {
     let mut by_id: HashMap<Uuid, Vec<&ComparedRow>> = HashMap::new();
     for row in rows {

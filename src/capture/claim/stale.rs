@@ -12,7 +12,7 @@ use crate::mapping::TableSettings;
 use crate::postgres::{Sql, Target};
 
 /// Returns an error if a configured name now belongs to another table than the one that the session claimed under this
-/// name. `claimed` has the OID of each of `tables` when the session claimed it. A missing table is not an error here.
+/// name. `claimed` has the OIDs of the claimed tables, in the order of `tables`. A missing table is not an error here.
 ///
 /// # Errors
 /// `slot-busy`; database errors.
@@ -30,10 +30,11 @@ pub(crate) async fn refuse_replaced(
     Ok(())
 }
 
-/// Checks a relation from the stream whose OID differs from the OID of the table that the session claimed under this
-/// name. Returns an error if the name now belongs to the relation's table, because the next session must claim that
-/// table. Returns no error if the relation's table was dropped or renamed since. Reads the catalogue over a new
-/// connection.
+/// Checks a table that the stream describes under a configured name, but with another OID than the session claimed
+/// under that name. Reads the catalogue over a new connection. There are two cases:
+///
+/// - The described table has the name now. Returns an error, because the next session must claim this table.
+/// - The described table was dropped or renamed after its rows were written. Returns no error.
 ///
 /// # Errors
 /// `slot-busy`; connection and database errors.

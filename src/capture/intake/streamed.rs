@@ -28,8 +28,8 @@ pub(crate) struct Streamed {
 }
 
 impl Streamed {
-    /// The identity for the event ids of the table with this OID, which may be an earlier table of the same
-    /// name.
+    /// Returns the identity from which the event ids of a table's rows are computed. `relation` is the OID of that
+    /// table: the present table, or an earlier table of the same name.
     pub(super) fn identity_of(&self, relation: Oid) -> TableIdentity {
         match &self.id_suffixes {
             Some(suffixes) if relation != self.oid => {
@@ -47,15 +47,18 @@ impl Streamed {
             && optional.any(|name| self.columns.contains(&name) && !has(relation, &name))
     }
 
-    /// Returns an error if the relation lacks an optional column of the table, although its rows may have been
-    /// inserted with a value in that column. Without the error, the relay would publish these rows without the value,
-    /// which only the table has. `now` has the columns that the table has now.
+    /// Checks a table that the stream describes without one of the table's optional columns. Returns an error if rows
+    /// may have been inserted with a value in this column. Without the error, the relay would publish these rows
+    /// without the value, which only the table has. `now` has the columns that the table has now.
     ///
-    /// Two causes lead to the error: somebody renamed or replaced a column, or the publication leaves the column out.
+    /// A column can be absent from the stream for three reasons:
     ///
-    /// There is no error if the column was added after the rows were inserted. PostgreSQL appends a new column behind
-    /// all others. So a column counts as added later only if the table still has every column of the relation, and all
-    /// of them stand before the column.
+    /// - The publication leaves the column out. This is an error.
+    /// - Somebody renamed or replaced a column. This is an error.
+    /// - The column was added after the rows were inserted. This is not an error.
+    ///
+    /// PostgreSQL appends a new column after all others. So this function takes a column for a new one only if the
+    /// table still has every column that the stream describes, and the new column comes after all of them.
     pub(super) fn refuse_incomplete(
         &self,
         relation: &OwnedRelation,
@@ -137,8 +140,8 @@ impl Intake {
         Some(&streamed.settings.table)
     }
 
-    /// Returns an error if the relation lacks an optional column of the table, although its rows may have been
-    /// inserted with a value in that column. `now` has the present columns of the table.
+    /// Returns an error if the stream describes the table without an optional column, although rows may have been
+    /// inserted with a value in this column. `now` has the present columns of the table.
     ///
     /// # Errors
     /// `column-missing`.

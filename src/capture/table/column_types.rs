@@ -1,5 +1,5 @@
-//! Reads from the catalogue the column types of a table that the stream has described, and finds out
-//! whether that table is the current table of its name.
+//! Looks up a table in the catalogue after the stream has described the table: the types of its columns, the columns
+//! that it has now, and whether another table has replaced it under the same name.
 
 use std::time::Duration;
 

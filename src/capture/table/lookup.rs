@@ -62,13 +62,17 @@ impl TableReader {
         }
     }
 
-    /// Returns `select … from table e` for rows that are compared with their records. Returns `None` if no column
-    /// of the table gives the time of an event. The caller adds a condition, and runs the statement as a simple
-    /// query.
+    /// Returns `select … from table e`, which reads rows to compare them with their records. Returns `None` if no
+    /// column of the table gives the time of an event. The caller adds a condition, and runs the statement as a
+    /// simple query.
     ///
-    /// The result has the same columns as that of [`select_sql`](Self::select_sql), and a last column with the time
-    /// of the row's event. The comparison does not need the payload, the commit time, the name of a column that is
-    /// too large, and the `ctid`, so these columns are null.
+    /// The statement returns the columns of [`select_sql`](Self::select_sql), and as last column the time of the
+    /// row's event. Columns that the comparison does not need are null:
+    ///
+    /// - the payload;
+    /// - the commit time;
+    /// - the name of the column whose value is too large;
+    /// - the `ctid`.
     pub(crate) fn sample_sql(&self) -> Option<String> {
         let time = self.happened_at_sql()?;
         let payload = self.mapper.payload_position();

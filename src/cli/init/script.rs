@@ -109,8 +109,8 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
 /// - `inserted_xid` identifies a row. All old rows get the same `inserted_xid`. If the table is captured already,
 ///   the statements also store this value in the capture record, because a later rewrite of the table erases
 ///   the value from the catalogue.
-/// - `seq` orders the rows. Only a table without a numbered id gets this column. Every role may use the sequence
-///   of `seq`, because a column default runs with the rights of the role that inserts the row.
+/// - `seq` orders the rows. A table does not get this column if a sequence already fills its id. Every role may use
+///   the sequence of `seq`, because a column default runs with the rights of the role that inserts the row.
 pub(super) fn columns(table: &TableSettings) -> String {
     let name = &table.table;
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
@@ -135,8 +135,8 @@ pub(super) fn columns(table: &TableSettings) -> String {
     ))
 }
 
-/// Returns the statements that add a column `seq`, unless the table has an id that a sequence numbers one by
-/// one, or already has a column with this name.
+/// Returns the statements that add a column `seq`. They change nothing if the table already has a column with this
+/// name, or if a sequence with increment 1 fills its id.
 fn seq_column(name: &QualifiedName, oid: &str, id: &str) -> String {
     let sequence = QualifiedName::new(&name.schema, format!("{}_seq_seq", short(&name.name)));
     format!(

@@ -326,7 +326,8 @@ fn a_missing_row_of_the_relay_is_a_warning_and_not_called_a_recreated_slot() {
     }
 }
 
-/// The previous relay reported that it was catching up, or that Pub/Sub blocked it.
+/// While a relay opens its session, `outbox.relay` may still have the last report of the previous relay, for example
+/// that it was catching up, or that Pub/Sub blocked it. Such a report no longer counts.
 #[test]
 fn a_relay_that_opens_its_session_is_starting() {
     let opening = |condition| {

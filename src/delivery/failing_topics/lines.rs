@@ -171,10 +171,11 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // Run the log statements once before this test installs its subscriber. Tracing registers a statement when it
-        // first runs, and asks a new subscriber about all registered statements. Without this first run, another test
-        // could run a statement for the first time just while this test installs its subscriber. Tracing might not ask
-        // this subscriber, decide that nobody wants the statement's lines, and drop them.
+        // First run all log statements once without the subscriber. When a statement first runs, tracing asks the
+        // installed subscribers whether they want its lines, and remembers the answer. Tracing asks a new subscriber
+        // about all statements that have already run. Without this first run, there is a race: another test may run a
+        // statement for the first time while this test installs its subscriber. In this case, tracing may miss this
+        // subscriber, and drop the statement's lines.
         fail_and_recover();
         tracing::subscriber::with_default(subscriber, fail_and_recover);
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

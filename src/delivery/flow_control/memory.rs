@@ -1,7 +1,9 @@
 //! Counts the bytes of all events in memory, in one place.
 //!
-//! An event counts with its message until Pub/Sub has stored it, and with its record until its dispatch
-//! row is durable. Not here: the decisions that depend on these counts (`flow_control`).
+//! An event has two parts that count separately. Its message counts until Pub/Sub has stored the message, or until
+//! the event is set aside. Its record counts until the dispatch row of the event is durable.
+//!
+//! Not here: the decisions that depend on these counts (`flow_control`).
 
 use crate::event::Event;
 use crate::lanes::EVENT_OVERHEAD;

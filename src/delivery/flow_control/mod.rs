@@ -1,6 +1,7 @@
 //! Flow control: when to stop reading from PostgreSQL, and when lanes linger.
 //!
-//! There is one budget for the bytes of all events in memory (`in_flight_mib`). [`memory`] counts them.
+//! There is one budget for the bytes of all events in memory (`in_flight_mib`). [`memory`] counts them. All shares in
+//! this module are shares of the budget, except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`].
 //!
 //! **Reading (backpressure).** Two gates decide whether the session reads. A gate closes at its high watermark, and
 //! opens again below its low watermark, so that reading does not stop and start for each event:
@@ -14,24 +15,22 @@
 //! ignores the gates, and reads until the budget is full. Otherwise the events of these lanes would hold up the events
 //! of other keys ([`super::Delivery::takes_events`]).
 //!
-//! **Linger.** A lane sends its events at once, unless the stream is behind or a table is read ([`backlog`]). In
-//! these two cases, a lane lingers until it has enough events for an efficient request, but at most a second
-//! (`lanes`). There are three exceptions, during which lanes do not linger:
+//! **Linger.** While the stream is behind or a task reads a table ([`backlog`]), lanes linger: a lane waits until it
+//! has enough events for an efficient request, but at most a second (`lanes`). At all other times, lanes send their
+//! events at once.
 //!
-//! - **The queue gate is closed.** This exception ends when queued events have fallen to [`QUEUE_SENDS_TO`]. This is a
-//!   little less than the gate's low watermark, so that the gate opens even if one answer is late.
-//! - **The queue is too long.** The relay has caught up only when it has sent the queued events too, so the queue must
-//!   be short. The limit is [`BACKLOG_HIGH`] of the budget or [`BACKLOG_SHARE`] of this backlog, whichever is larger.
-//!   The exception ends when queued events have fallen to [`BACKLOG_LOW`] of the limit. It does not apply while some
-//!   lanes wait for a retry or for a throttled topic.
-//! - **Lingering would not fill requests**, because nearly every lane has only one message although messages use
-//!   [`UNSHARED_HIGH`] of the budget.
+//! Lanes stop lingering in three cases:
 //!
-//! During an exception, the lanes that have waited longest send first. An exception ends before all lanes are empty,
-//! and the remaining lanes linger again. If an exception ended only when all lanes are empty, requests would have half
-//! as many messages.
+//! - **The queue gate is closed.** Lanes linger again once queued events use at most [`QUEUE_SENDS_TO`].
+//! - **The queue is too long.** The relay has caught up only when it has also sent the queued events. So the queue must
+//!   not exceed [`BACKLOG_HIGH`], or [`BACKLOG_SHARE`] of everything that has arrived since the stream last caught up,
+//!   whichever is larger. Lanes linger again once the queue has fallen to [`BACKLOG_LOW`] of this limit. This case does
+//!   not apply while some lanes wait for a retry or for a throttled topic.
+//! - **Lingering does not fill requests.** Messages use [`UNSHARED_HIGH`], but nearly every lane has only one message.
 //!
-//! All shares except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`] are shares of the budget.
+//! In these cases, the lanes that have waited longest send first. Each case ends before all lanes are empty, and the
+//! remaining lanes linger again. If a case ended only when all lanes are empty, requests would have half as many
+//! messages.
 
 pub(crate) mod backlog;
 mod memory;
@@ -57,9 +56,11 @@ const UNRECORDED_LOW: Share = Share(1, 8);
 /// High watermark of queued events while the stream is behind. Above it, lanes do not linger.
 const BACKLOG_HIGH: Share = Share(1, 4);
 
-/// Alternative high watermark of queued events, as a share of everything that arrived in this backlog. The larger of
-/// the two watermarks applies. Events that are still queued at the end of a backlog delay the catch-up. After a long
-/// backlog this delay matters less, so more events may be queued.
+/// A second high watermark of queued events while the stream is behind, as a share of everything that has arrived
+/// since the stream last caught up. The larger of the two watermarks applies.
+///
+/// The relay has caught up only when it has also sent the queued events. After a long backlog this delay matters
+/// less, so more events may be queued.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
@@ -102,8 +103,9 @@ pub(super) struct FlowControl {
     memory: EventMemory,
     queue: Gate,
     unrecorded: Gate,
-    /// Closes when too many bytes are queued. The limit grows with the size of the backlog (`backlog_bytes`). While
-    /// the gate is closed, lanes do not linger, unless some lanes wait for a retry or for a throttled topic.
+    /// Closes when queued events exceed both [`BACKLOG_HIGH`] of the budget and [`BACKLOG_SHARE`] of `backlog_bytes`.
+    /// While the gate is closed, lanes send at once instead of lingering. The gate has no effect while some lanes wait
+    /// for a retry or for a throttled topic.
     backlog: Gate,
     /// Weight of everything that arrived since the stream last caught up.
     backlog_bytes: usize,
@@ -257,9 +259,11 @@ impl FlowControl {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. The module's documentation lists the exceptions. `all_may_go` is false if some lanes
-    /// wait for a retry or for a throttled topic. A closed backlog gate does not matter then: the events of the
-    /// waiting lanes alone may keep the gate closed, however early the other lanes send.
+    /// Whether lanes may linger. The module's documentation lists the exceptions.
+    ///
+    /// `all_may_go` is false if some lanes wait for a retry or for a throttled topic. Their events may make up most of
+    /// the queue, so the other lanes cannot shorten the queue enough by sending early. That is why lanes may linger in
+    /// this case although the backlog gate is closed.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

@@ -82,10 +82,11 @@ impl BlockedKeys {
             .insert(group, BlockedState::new(since, waits_for(first)));
     }
 
-    /// Blocks a key until its release has ended: events of the key that arrive with the position `since` or a later
-    /// one wait behind the released events. No released event may be before `since`. Otherwise an event that arrives
-    /// with a position in between would not wait, and would overtake the released event. Does nothing if the key is
-    /// already blocked.
+    /// Blocks a key until its release has ended. Events of the key that arrive with the position `since` or a later
+    /// position wait behind the released events. Does nothing if the key is already blocked.
+    ///
+    /// No released event may be before `since`. Otherwise an event could arrive with a position between the released
+    /// event and `since`. It would not wait, and would overtake the released event.
     pub(crate) fn block_for_release(&mut self, group: Group, since: EventPosition) {
         let blocked = BlockedState {
             for_release: true,

@@ -1,30 +1,34 @@
 //! Decides which events are set aside, which keys they block, and how they are released. The
 //! quarantine is a state machine without IO.
 //!
-//! Under `quarantine_key` a bad event blocks its key: events that wait behind the bad event, and all that
-//! arrive later, are recorded as quarantined too, to keep the order of the key. Events *before* the bad
+//! Under the policy `quarantine_key` a bad event blocks its key, to keep the order of the key. The relay records the
+//! events that wait behind the bad event, and all later events of the key, as quarantined too. Events *before* the bad
 //! event are not affected, even when PostgreSQL sends them again after a restart.
 //!
-//! A release handles one group (a topic and ordering key) in these steps:
+//! A release handles one group (a topic and ordering key). If an event in quarantine blocks the key, the release has
+//! these steps:
 //!
-//! 1. *Begun.* Events that arrive from now on are recorded as released. Once all earlier records are
-//!    durable, the relay marks every row of the group as released. After a restart the release continues
-//!    from here.
+//! 1. *Begun.* The relay records new events of the key as released. Once all earlier records are durable, the relay
+//!    marks every row of the group as released. After a restart the release continues from here.
 //! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events
-//!    into their lane.
-//! 3. *Handover*, once a page is empty. Events that arrive from now on are held in memory. Once all earlier
-//!    records are durable, the relay requests one more page. If this page is empty, the handover ends: the
-//!    held events go into the lane, behind all released events, and the key is no longer blocked.
-//! 4. *Ended*. The release is forgotten once the outcome of every released event is durable.
+//!    into their lane. It still records new events as released.
+//! 3. *Handover*, once a page is empty. The relay holds new events in memory. Once all earlier records are durable,
+//!    the relay requests one more page. If this page is empty, the handover ends: the held events go into the lane,
+//!    behind all released events, and the key is no longer blocked. If memory has no room for the held events, the
+//!    relay records them as released, and the release goes back to step 2.
+//! 4. *Ended*. The relay forgets the release once the outcome of every released event is durable.
 //!
 //! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back into
 //! quarantine. Under the other policies, an event that fails again affects only itself.
 //!
-//! A *replay* releases events that were published before, of a key that has no event in quarantine. The key is
-//! blocked during the release, under every policy, so that no new event comes between the replayed events. The
-//! release of a replay begins with step 3: new events are held in memory, and recorded only when memory has no
-//! room for them. All other releases of groups that are not blocked (unordered events, other policies) have
-//! only step 2.
+//! Other releases skip steps, because no event in quarantine blocks their key:
+//!
+//! - A *replay* publishes events again that were published before. Only the replay itself blocks the key, under every
+//!   policy, so that no new event comes between the replayed events. The release begins with step 3.
+//! - The relay may itself record a new event as released, because the event's message is no longer in memory
+//!   (`take_without_message`). The event blocks its key like a replay, and its release begins with step 3.
+//! - Events without an ordering key block nothing, and under the other policies a bad event blocks nothing. Their
+//!   release has only step 2.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, and `in_lanes` knows the released
 //! events that are in lanes. `release` is the state machine of one release. `turns` holds all releases, and
@@ -227,9 +231,11 @@ impl Quarantine {
         self.counting = self.is_settled().then_some(self.unblocking);
     }
 
-    /// Lowers `unblocking` if a count shows that it is too high. The count has found `rows` events in quarantine, and
-    /// these include every event of `unblocking` that is still there. So if `unblocking` was higher than `rows` when
-    /// the count began, at least the difference has left the quarantine. Subtracts the difference.
+    /// Lowers `unblocking` if a count shows that it is too high. `rows` is the number of events that the count has
+    /// found in quarantine.
+    ///
+    /// The count finds every event that is still in quarantine. So if `unblocking` was higher than `rows` when the
+    /// count began, at least the difference has left the quarantine. Subtracts the difference.
     pub(crate) fn counted(&mut self, rows: usize) {
         if let Some(before) = self.counting.take() {
             self.unblocking -= before.saturating_sub(rows);

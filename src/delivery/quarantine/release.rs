@@ -54,8 +54,8 @@ impl Release {
         Self {
             stage: match blocked {
                 Some(blocked) if !blocked.for_release => Stage::Begun(handed),
-                // No event of the key is in quarantine, so no row has to be marked as released. Usually a replay has
-                // released the rows. Begin with the handover, which holds new events in memory.
+                // Only this release blocks the key. No event of the key is in quarantine, and all rows to release are
+                // marked as released already, usually by a replay. So begin with the handover.
                 Some(_) => Stage::Handover(Vec::new()),
                 None => Stage::Paging,
             },

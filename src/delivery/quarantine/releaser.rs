@@ -278,8 +278,9 @@ impl Worker {
 /// Whether the error concerns only one event. If so, this event cannot be published, and the task goes on with the
 /// other events. Any other error fails the whole request.
 ///
-/// The meaning of `slot-busy` depends on the readers. If an earlier request made them, the table may have been altered
-/// since. So the request fails, and the next request makes new readers. If this request made the readers, `slot-busy`
+/// `slot-busy` means that a statement does not fit the present columns of its table. If an earlier request created the
+/// [`TableReader`]s, somebody may have altered the table since. So the request fails, and the next request creates
+/// new readers. If this request has created the readers (`readers_are_new`), they fit the table, and `slot-busy`
 /// concerns only this event.
 fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
     match error.code() {
@@ -346,8 +347,8 @@ mod tests {
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
         let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
         assert!(of(Code::PostgresStatement, false));
-        // If an earlier request made the readers, `slot-busy` may mean that the table was altered since. If this
-        // request made the readers, `slot-busy` concerns only this event.
+        // With a `TableReader` from an earlier request, `slot-busy` may mean that the table was altered since.
+        // With a new `TableReader`, it concerns only this event.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

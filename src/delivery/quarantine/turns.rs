@@ -89,9 +89,9 @@ impl ReleaseTurns {
         }
     }
 
-    /// Takes all held events out of memory, and returns them with the reason to record. The caller records the events
-    /// as released. The releases of their groups go back to the stage `Paging`, to read these events from the table
-    /// later.
+    /// Takes all held events out of memory. Returns the events of each group, and why they wait. The caller records
+    /// the events as released, for this reason. The releases of these groups go back to the stage `Paging`, and read
+    /// the events from the table later.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {
         let mut all = Vec::new();
         for (group, release) in &mut self.by_group {

@@ -95,7 +95,8 @@ struct World {
     most: usize,
     /// The present limit on requests in flight.
     limit: usize,
-    /// While no request reaches Pub/Sub: the pause after the next attempt, and when the next attempt may start.
+    /// Set while no request reaches Pub/Sub. The `Instant` is the time at which the next attempt may start. When that
+    /// attempt starts, the following attempt must wait for the `Duration`.
     probing: Option<(Duration, Instant)>,
     /// When the test last called `Lanes::next_request`.
     asked_at: Option<Instant>,

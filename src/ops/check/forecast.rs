@@ -1,6 +1,6 @@
 //! Predicts from the findings of a check what `postrider run` would do: start, wait, recover automatically,
-//! or stop. Usually the code of a finding decides: an error that can go away by itself makes the relay wait, and
-//! another error stops the relay.
+//! or stop. Usually the code of a finding decides: an error that can go away by itself makes the relay wait, and any
+//! other error stops the relay.
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};

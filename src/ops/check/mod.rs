@@ -337,7 +337,7 @@ async fn replication_session(sql: &Sql, known: &[Finding]) -> Option<Finding> {
         Code::ReplicationRight,
         Code::WalSendersUsedUp,
     ];
-    // A passed check has a finding too, with the same code as the problem. Such a finding is no problem.
+    // A passed check also adds a finding: with the severity `Ok`, and the code of the problem that was looked for.
     let mut problems = known
         .iter()
         .filter(|finding| finding.severity != Severity::Ok);

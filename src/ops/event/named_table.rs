@@ -68,9 +68,12 @@ impl NamedTable<'_> {
         Ok(table.captured.record.identity)
     }
 
-    /// Looks for the row of the event in the other captured tables. Skips a table that is locked or cannot be read,
-    /// because the command is about another table. Ignores a row whose id has the same text but whose event is
-    /// another one. At the end, restores the session's lock timeout.
+    /// Looks for the event's row in the captured tables other than the named one. Skips a table that is locked or
+    /// cannot be read, because the command is not about that table. If no table has the row, restores the session's
+    /// lock timeout.
+    ///
+    /// In a table whose ids are not uuids, the id of a row may happen to have the text of this uuid. Such a row belongs
+    /// to another event, because its event id is computed and differs from the uuid. So the search ignores the row.
     ///
     /// # Errors
     /// `setting-invalid` if another table has the row; database errors.

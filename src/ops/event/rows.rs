@@ -25,7 +25,7 @@ pub(super) struct SearchedTable<'a> {
 
 /// A row with the id that was searched for.
 pub(super) struct FoundRow {
-    /// The number that the caller gave the table.
+    /// The index of the table in the caller's list of tables.
     pub(super) table: usize,
     pub(super) event_id: Uuid,
     pub(super) name: String,
@@ -81,7 +81,7 @@ impl<'a> SearchedTable<'a> {
         })
     }
 
-    /// Returns rows that have this id, at most [`ROWS_SHOWN`]. `n` becomes [`FoundRow::table`].
+    /// Returns rows that have this id, at most [`ROWS_SHOWN`]. `n` is the value for [`FoundRow::table`].
     ///
     /// # Errors
     /// `postgres-timeout` if the search takes too long; database errors.

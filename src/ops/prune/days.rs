@@ -210,8 +210,8 @@ struct DayJudge<'a> {
 }
 
 impl DayJudge<'_> {
-    /// Drops a day if all its rows may be deleted. `has_row` is the SQL condition that the row of a record
-    /// belongs to this day.
+    /// Drops a day if all its rows may be deleted. `has_row` is an SQL condition on a row `w` of outbox.dispatch: the
+    /// outbox row of its event is in the partition of this day.
     async fn drop_day(
         &self,
         day: &DayPartition,

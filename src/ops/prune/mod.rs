@@ -6,27 +6,31 @@
 //! each, along an index, with a pause in between. So an operator may stop the command between two chunks. The
 //! next run continues there.
 //!
-//! **An outbox row may be deleted** when its outcome is final and no recovery can need it:
+//! **An outbox row with a record may be deleted** if all of these conditions hold:
 //!
-//! - Its event is published or discarded, and its record is older than the retention. A row without a record
-//!   might have been published with `dispatch = exceptions`. It may be deleted if its transaction is below the
-//!   floor of its table and the event itself is older than the retention.
-//! - Its commit is below the confirmed position, and its transaction below the floor. A recovery with
-//!   `dispatch = exceptions` publishes everything from the floor on again, so it needs all these rows. There is
-//!   one exception. If every event has a record, and the slot's position proves nothing because, for example,
-//!   the slot is lost, the record alone is enough.
+//! - The event is published or discarded, and its record is older than the retention.
+//! - The commit of the event is below the confirmed position.
+//! - The transaction of the row is below the floor of its table. A recovery with `dispatch = exceptions` needs every
+//!   other row, because it publishes all rows from the floor on again.
 //!
-//! **A record may be deleted** when nothing needs it any longer:
+//! The last two conditions cannot be checked if the slot's position proves nothing, for example because the slot is
+//! lost. With `dispatch = full`, the first condition is then enough for a row, and no record is deleted. With
+//! `dispatch = exceptions`, nothing is deleted.
 //!
-//! - It is older than the retention, and not in quarantine.
-//! - Its row is in no captured table. The auditor and a recovery would publish a row without a record
-//!   again.
-//! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
-//!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
-//!   again.
-//! - The slot has confirmed everything that was in the WAL at a time when the row was already gone. If an
-//!   update had moved the row to another partition, the slot streams the row once more, and then only the
-//!   record shows that the row was published.
+//! **An outbox row without a record** may belong to an event that was published with `dispatch = exceptions`. The row
+//! may be deleted if the event is older than the retention, and the transaction of the row is below the floor that the
+//! table had while this mode was set.
+//!
+//! **A record may be deleted** if all of these conditions hold:
+//!
+//! - The event is published or discarded, and its record is older than the retention.
+//! - The outbox row of the event is in no captured table. Otherwise the auditor or a recovery would find the row
+//!   without a record, and publish it again.
+//! - The commit of the event is below `restart_lsn`, which is at most the confirmed position. After a crash, PostgreSQL
+//!   may return to an older confirmed position and send later events again, but no event below `restart_lsn`.
+//! - The outbox row was deleted, and the slot has then confirmed the WAL up to the deletion. If an update moved the row
+//!   to another partition earlier, the slot streams the row a second time. Only the record then shows that the event
+//!   was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.
 

@@ -168,9 +168,10 @@ impl RecordChunk {
     }
 }
 
-/// Returns the SQL condition that the row of the record `w` is in a captured table. In a dry run, rows that a
-/// real run would delete do not count. If the condition cannot be formed, all records have to stay, and the
-/// inner error says why.
+/// Returns an SQL condition on a row `w` of outbox.dispatch: a captured table still has the outbox row of its event. In
+/// a dry run, outbox rows that a real run would have deleted do not count.
+///
+/// The inner error says why there is no such condition. All records must then stay.
 async fn has_row_sql(
     context: &PruneContext<'_>,
     captured: &[Captured],
@@ -217,10 +218,11 @@ async fn has_row_sql(
     Ok(Ok(format!("({})", conditions.join(" or "))))
 }
 
-/// Returns the SQL condition that a record `w` belongs to a row `e` of this table. The row must also meet the SQL
-/// condition `condition`. The inner error says that the table has no index by which PostgreSQL could look up the row.
+/// Returns an SQL condition on a row `w` of outbox.dispatch: this table has the outbox row `e` of its event, and `e`
+/// meets the SQL condition `condition`. The inner error says that the table has no index by which PostgreSQL could look
+/// up the outbox row.
 ///
-/// `offset 0` makes PostgreSQL look up the row of each record, instead of reading the whole table at once.
+/// `offset 0` makes PostgreSQL look up the outbox row of each record, instead of reading the whole table at once.
 pub(super) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,

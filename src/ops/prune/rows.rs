@@ -109,8 +109,8 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     )
 }
 
-/// Returns the SQL condition that a run keeps the row `e` of a record `w`, by the rules of [`verdict_sql`]. The
-/// condition is for a record that is old and has a final outcome, so it contains only the rules for such records.
+/// Returns an SQL condition on an outbox row `e` and its record `w`: a real run keeps the row, by the rules of
+/// [`verdict_sql`]. Contains only the rules for old records with a final outcome, because other records stay anyway.
 pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let PruneProof::Slot { confirmed, .. } = &context.proof else {
         return "false".to_owned();

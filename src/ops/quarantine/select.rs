@@ -44,11 +44,13 @@ pub(super) fn name(source_id: Option<&str>, uuid: Uuid) -> String {
 }
 
 /// Returns those dispatch rows of an event that are in quarantine, in commit order. If none of its dispatch
-/// rows is in quarantine, returns all of them.
+/// rows is in quarantine, returns all of them. `id` is a uuid, a source id, or `schema.table:uuid`.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
-/// when it names a table to which the event does not belong.
+/// - `not-in-quarantine` if the event has no dispatch row.
+/// - `setting-invalid` if several events have this id. Also if `id` is `schema.table:uuid`, and the table is not
+///   captured or the event belongs to another table.
+/// - Database errors.
 pub(super) async fn rows_of(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventRow>> {
     let id = id.trim();
     let mut rows = rows_with(sql, id).await?;

@@ -37,8 +37,7 @@ pub(crate) struct ShownEvent {
 /// Reads the record of one event.
 ///
 /// # Errors
-/// `not-in-quarantine` when the event has no dispatch row; `setting-invalid` when several events have this id, or
-/// when it names a table to which the event does not belong.
+/// The errors of [`select::rows_of`]; database errors.
 pub(crate) async fn show(sql: &Sql, settings: &Settings, id: &str) -> Result<ShownEvent> {
     // If the event is in quarantine, show its first dispatch row, otherwise its latest one.
     let mut rows = select::rows_of(sql, settings, id).await?;

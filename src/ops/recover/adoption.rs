@@ -10,11 +10,17 @@ use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 
-/// Returns the position from which the relay continues with the existing slot, or `None` if the relay has to
-/// recover. An adoption of another server keeps the slot if a relay could stream from it and every visible
-/// row has an outcome. This loses no row: the slot existed before we read the rows, so it streams every row
-/// that is committed later. For example, after `pg_upgrade` the relay keeps the slot if everything was
-/// delivered before the upgrade. An adoption of another slot's tables always needs a recovery.
+/// Returns the position from which the relay continues with the existing slot, or `None` if the relay has to recover.
+///
+/// The relay continues with the slot if all of these conditions hold:
+///
+/// - The relay's records come from another server or database, and no other slot owns the tables.
+/// - A relay could stream from the slot without a recovery.
+/// - A recovery would find no row to publish now.
+///
+/// For example, after `pg_upgrade` the relay keeps the slot if everything was delivered before the upgrade. Keeping the
+/// slot loses no row: the slot exists before this function reads the tables, so it streams every row that is committed
+/// later.
 pub(super) async fn kept_from(situation: &Situation, settings: &Settings) -> Result<Option<Lsn>> {
     if !situation.is_foreign() || situation.owner.is_some() || situation.usable_from.is_none() {
         return Ok(None);

@@ -100,8 +100,8 @@ async fn tables(
     let sql = connect_patiently(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
     if situation.is_of_another_cluster() {
-        // If the cluster has lower transaction ids, waiting rows would look older than the capture, and
-        // the preview would leave them out.
+        // The capture records contain transaction ids of the other cluster. If the ids of this cluster are lower, new
+        // rows look as if they were inserted before the capture began, and the preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
     // The preview does not read the blocked keys. They change the positions of rows, but not which rows a

@@ -175,8 +175,10 @@ fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
 }
 
 /// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from
-/// this position without a recovery. An adoption makes this cluster the relay's cluster. So the check uses the
-/// relay's row as an adoption would write it, with this cluster and the slot's confirmed position.
+/// this position without a recovery.
+///
+/// An adoption keeps the slot only if there is such a position. It then writes this cluster, the publication and the
+/// slot's confirmed position into the relay's row. So the check uses a relay's row with these values.
 fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
     let slot = facts.slot.filter(|slot| !slot.active)?;
     let left_here = EarlierSession {

@@ -202,8 +202,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Takes the events that are not yet released out of the replay. Then waits until each released event has an
-/// outcome. Returns the number of removed events, and the result.
+/// Removes the events from the replay that were not released yet. Then waits until each released event has an
+/// outcome. Returns the number of removed events, and the report on the released events.
 ///
 /// # Errors
 /// The errors of [`run`].

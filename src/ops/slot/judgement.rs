@@ -71,9 +71,11 @@ impl CommandFacts<'_> {
 /// Returns the limit for [`PendingEvents::oldest_against`]. Sometimes only a lower bound of the oldest event's age is
 /// known. If this bound is below the limit, the age counts as unknown.
 ///
-/// The limit is usually the smaller one of `warn_lag` and `error_lag`. If no relay has read the slot for at least
-/// `error_lag`, the oldest event may have waited for that long. A lower bound between the two settings would hide
-/// this, so the limit is `error_lag`.
+/// Usually the limit is `warn_lag` or `error_lag`, whichever is smaller.
+///
+/// If no relay has read the slot for `error_lag` or longer, the limit is `error_lag`. Otherwise a lower bound between
+/// `warn_lag` and `error_lag` would count as the age, and the verdict would be only a warning. If the age counts as
+/// unknown, [`health::judge`] uses the time for which no relay has read the slot, and reports an error.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
     let unread = slot.filter(|slot| !health::is_read_by_relay(slot));
@@ -108,11 +110,11 @@ mod tests {
     use crate::ops::pending::EventAge;
     use crate::recovery::slot_verdict::tests::slot;
 
-    /// The oldest counted event is 10 minutes old. This age is a lower bound, because only a part of the table was
-    /// read.
+    /// `error_lag` is one hour. The oldest counted event is 10 minutes old. This age is a lower bound, because only a
+    /// part of the table was read.
     ///
-    /// - If nobody has read the slot for two hours, the oldest event may be older than `error_lag`. Its age then
-    ///   counts as unknown.
+    /// - If nobody has read the slot for two hours, the oldest event may also have waited longer than one hour. So its
+    ///   age counts as unknown.
     /// - If nobody has read the slot for 30 minutes, the lower bound counts as the age.
     #[test]
     fn a_lower_bound_of_the_age_does_not_hide_that_the_slot_is_unread_for_long() {

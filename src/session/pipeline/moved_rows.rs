@@ -21,10 +21,11 @@ pub(super) fn standing(found: Lookup) -> Standing {
 }
 
 impl Pipeline {
-    /// Handles a moved row without a record at the position of the move. Its event may have a record at another
-    /// position, because the relay may have handled the row's original insert. During a recovery, the relay may also
-    /// still be publishing the event from its table. So unless the event is done already, the moved row waits until
-    /// all rows from the tables have their outcome.
+    /// Handles a moved row, after [`Pipeline::look_up`] has found no record of its event. That look-up usually searches
+    /// by position, so the event may have a record at another position: that of the row's original insert.
+    ///
+    /// During a recovery, this session may be publishing the same event from its table. If the event has no outcome
+    /// yet, the moved row waits until all rows from the tables have their outcome.
     pub(super) async fn on_moved(&mut self, row: MovedRow) -> Result<()> {
         let is_settled = self.seam.as_ref().is_none_or(Seam::is_settled);
         if !is_settled {
@@ -69,9 +70,11 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row. Skips it if its event has an outcome already, or if this session is already sending
-    /// the event because of an earlier move. In the second case this row needs no outcome of its own, because the
-    /// position of the earlier move is not confirmed before the event has its outcome.
+    /// Delivers a moved row. Skips the row if its event has an outcome already, or if this session is already sending
+    /// the event because of an earlier move.
+    ///
+    /// In the second case, the row counts as resolved at once. This is safe, because the relay confirms positions in
+    /// order: it confirms this row only after the earlier move, and the earlier move only after the event's outcome.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;

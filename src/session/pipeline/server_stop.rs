@@ -45,9 +45,11 @@ pub(in crate::session) struct ServerStop {
 }
 
 impl ServerStop {
-    /// `attempt` is the maximum duration of a publish attempt if the session records no published events, otherwise
-    /// `None`. A session without these records can finish events although the server accepts no writes. So such a
-    /// session waits long enough for a slow attempt to succeed.
+    /// `attempt` is the maximum duration of a publish attempt. It is `None` if the session writes a record for each
+    /// published event.
+    ///
+    /// A server that shuts down may accept no more writes. A session that writes no such records can still finish
+    /// events: Pub/Sub only has to store them. So the limit of this session leaves time for a slow publish attempt.
     pub(in crate::session) fn new(attempt: Option<Duration>) -> Self {
         let limit = attempt.map_or(LIMIT, |attempt| attempt + LIMIT);
         Self {
@@ -160,8 +162,9 @@ mod tests {
         // While the server itself has work to do, the session waits until the server has finished.
         assert_eq!(ends_at(100, false, 1_000, false), None);
         assert_eq!(ends_at(100, true, 1_001, false), Some(1_005));
-        // One event never gets an outcome, so the confirmable position stays at 100. The outcomes of other events
-        // extend the limit, but only up to 30 s after second 1,000, when no event was pending.
+        // From second 1,001 on, an event is pending that never gets an outcome, so the confirmable position stays at
+        // 100. The outcomes of other events extend the limit, but the session ends at second 1,030 at the latest. That
+        // is 30 s after second 1,000, the last time at which no event was pending.
         for seconds in (1_004..1_024).step_by(4) {
             assert_eq!(ends_at(100, true, seconds, true), Some(seconds + 5));
         }

@@ -107,11 +107,12 @@ impl IdSuffixes {
         }
     }
 
-    /// Gives the table `new`, which replaces the table `before`, its own suffix.
+    /// Returns the suffixes after the table `new` has replaced the table `before`. The table `new` gets a suffix that
+    /// no other table has.
     ///
-    /// Keeps `plain_before` at the first replacement after an upgrade, because the WAL may still contain rows from
-    /// before the upgrade. Clears it at the next replacement. From then on, every table without a recorded suffix has
-    /// its own suffix.
+    /// The first replacement after an upgrade keeps `plain_before`, because the WAL may still contain rows from before
+    /// the upgrade. The second replacement clears `plain_before`. After that, [`of`](Self::of) treats every table
+    /// without an entry in `known` as a new table, and returns a suffix with its OID.
     #[must_use]
     pub(crate) fn with_new(&self, new: u32, before: u32) -> Self {
         let mut changed = self.clone();

@@ -14,9 +14,11 @@ pub(crate) struct RecoveryProgress {
     /// A transaction number. All older transactions had ended before the recovery read the table, so the
     /// recovery has seen all of their rows. Rows of later transactions do not count as resolved.
     pub(crate) below: u64,
-    /// Rows up to this `seq` are resolved. `None` if all rows are resolved, with any `seq`.
+    /// Of the transactions older than `below`, the rows up to this `seq` are resolved. `None` if all rows of these
+    /// transactions are resolved.
     pub(crate) seq: Option<i64>,
-    /// The name of the column that contains `seq`. If the table now has another such column, `seq` is not valid.
+    /// The name of the column that numbered the rows when `seq` was recorded. If another column numbers the rows now,
+    /// `seq` is not valid.
     pub(crate) column: Option<String>,
     /// The name of the PostgreSQL sequence that fills the column `column`. If another sequence fills it now, `seq`
     /// is not valid.

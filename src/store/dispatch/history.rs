@@ -263,9 +263,9 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // The column `replay` usually names the replay that has published the current message. If a later replay has
-    // released the event but not published it, the column names the later replay. In this case
-    // `earlier_messages` also contains the current message, with the replay that has published it.
+    // The column `replay` names the last replay that released the event. Usually this replay has also published the
+    // current message. If it has not published the event, the current message is an older one. In that case
+    // `earlier_messages` contains the current message too, with the name of the replay that published this message.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(index) => earlier.remove(index).replay,

@@ -23,9 +23,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// events may be published twice.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// The table by which we recognise an open transaction of a writer that uses another role. Every transaction of a
-/// writer first reads this table, so it holds a lock on the table until it ends. Only the roles of relays may update
-/// the table, so sessions of other roles do not count.
+/// The table whose locks show the open transactions of writers with another role than ours. PostgreSQL may hide the
+/// state of their sessions from our role, but not their locks. Every transaction of a writer begins by reading this
+/// table, so the transaction holds a lock on the table until it ends. We ignore the locks of roles that may not update
+/// the table, because they are not the roles of relays.
 const CHECKED: &str = "outbox.relay";
 
 /// Maximum length of an `application_name`, in bytes: PostgreSQL truncates longer names.

@@ -4,16 +4,19 @@
 //! read the rows after the slot's position page by page, just ahead of the stream. Only one page is in
 //! memory, however many rows there are.
 //!
-//! If published events may lack a row ([`RecordKeeping`]), a restart publishes them again. Some published
-//! events do have a row, for example because they were in quarantine before. The relay publishes these events
-//! again too, because the repeated events of a key must be complete and in order. So in this mode the relay
-//! skips only events that are in quarantine or discarded.
+//! If all published events have a row, the relay skips every event with a row. If published events may lack a row
+//! ([`RecordKeeping`]), the relay cannot tell them from new events, and publishes them again after a restart. The
+//! repeated events of a key must be complete and in order. So the relay then also repeats the published events that
+//! do have a row, for example because they were in quarantine before. It skips only events that are in quarantine or
+//! discarded.
 //!
-//! PostgreSQL may decode a transaction differently the second time. If the publication was altered while the
-//! transaction was open, PostgreSQL may send more or fewer rows, depending on what the same replication
-//! session decoded before. The ordinals then shift, and an event may have another id than the row at its
-//! position. We look an event up by its id if the row at the event's position belongs to another event, or if
-//! the event's row is at another position in the page.
+//! PostgreSQL may decode a transaction differently the second time. If somebody altered the publication while the
+//! transaction was open, PostgreSQL may send more or fewer rows of the transaction. Their number depends on what the
+//! same replication session decoded before. The events then have other ordinals than the first time, and a dispatch
+//! row may be at the position of another event. We look an event up by its id in two cases:
+//!
+//! - The row at the event's position belongs to another event.
+//! - The page contains the event's row at another position.
 //!
 //! The table may have rows of events that the stream does not contain, for example events that were
 //! published from their table. The merge ignores these rows.
@@ -71,12 +74,12 @@ pub(crate) struct EarlierOutcomes {
     read_to: EventPosition,
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
-    /// Before this position, the stream may contain events that an earlier session has published from their table. This
-    /// happens if the server crashed after a recovery, and the slot is back at a position before the recovery. The
-    /// dispatch rows of these events have other positions than the stream, so the relay looks the events up by id.
+    /// The end of the WAL when the session began. Before this position, the stream may contain events that an earlier
+    /// session has published from their table. This happens if the server crashes after a recovery, and the slot is
+    /// then back at a position before the recovery.
     ///
-    /// The position is the end of the WAL when the session began. `None` if no dispatch row after the slot's position
-    /// belongs to an event that was published from its table.
+    /// The dispatch row of such an event is not at the event's position in the stream, so the relay looks the event up
+    /// by its id. `None` if there are no dispatch rows of such events after the slot's position.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }

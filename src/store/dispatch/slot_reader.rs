@@ -54,9 +54,11 @@ impl SlotReader {
         self.walsender
     }
 
-    /// Checks that the writer is connected to the server on which the session began. A promoted standby
-    /// server may lack the latest records of its primary. If the writer recorded later events there, the next session
-    /// would repeat the events whose records are missing, but not the later ones, and so change their order.
+    /// Checks that the writer is connected to the server on which the session began.
+    ///
+    /// A promoted standby server may lack the latest records of its primary, so the next session repeats the events of
+    /// these records. If the writer recorded later events of the same keys on the promoted server, the next session
+    /// would not repeat these later events. Consumers would then get earlier events of a key after the later ones.
     ///
     /// # Errors
     /// `postgres-stopping` if this is not the session's server; database errors.

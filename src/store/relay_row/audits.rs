@@ -40,7 +40,8 @@ pub(crate) struct AuditHistory {
 }
 
 /// Reads the results of earlier audits from the relay's row. `records` is the record keeping of this session. The
-/// returned [`AuditHistory::records`] differs only in the mode of earlier sessions, which comes from the row.
+/// returned [`AuditHistory::records`] is a copy of `records`, in which the row's mode replaces the mode of earlier
+/// sessions.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,

@@ -67,9 +67,12 @@ impl RecordKeeping {
         }
     }
 
-    /// Replaces the mode of earlier sessions by the mode of this session. An audit or a recovery records the result
-    /// once all events that earlier sessions published are below the floors. [`take`](super::take) needs only the mode
-    /// of this session, because its statement keeps the earlier mode in the row.
+    /// Returns the record keeping of this session, without the mode of earlier sessions. Callers write the mode of this
+    /// value to `outbox.relay`:
+    ///
+    /// - An audit or a recovery, once all events that earlier sessions published are below the floors.
+    /// - [`take`](super::take), when a session begins. Its statement keeps an `exceptions` of earlier sessions in the
+    ///   row.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,

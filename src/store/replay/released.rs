@@ -118,9 +118,9 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// Returns the other releases for which this replay waits, at most three. A release from quarantine is `None`, and
-/// the release of another replay is the name of that replay. This replay waits because they have released events of
-/// the same keys. It can continue once the relay has published those events.
+/// Returns what this replay waits for, at most three entries. The replay must wait while keys of its unreleased events
+/// have other released events. An entry says who released these events: the name of another replay, or `None` for a
+/// release from quarantine. The replay can continue once these events have an outcome.
 ///
 /// # Errors
 /// Database errors.

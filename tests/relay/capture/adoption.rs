@@ -317,9 +317,9 @@ async fn rows_whose_id_is_padded_with_blanks_are_recorded_under_the_id_of_their_
     relay.stop().await;
 }
 
-/// Checks that old rows of a key are published in insertion order. In the file of the table, the last rows
-/// of the key lie before its first rows, because they reuse the space of deleted rows. The table gets the
-/// columns that Postrider needs only after these inserts, from `init`.
+/// Checks that old rows of a key are published in insertion order. In the file of the table, the last rows of the key
+/// lie before its first rows, because the last rows reuse the space of deleted rows. All rows are inserted before
+/// `init` adds Postrider's columns to the table.
 async fn old_rows_keep_their_order(version: &str) {
     let builder = ScratchPostgres::builder().setting("wal_level", "logical");
     let server = builder.start().unwrap();

@@ -19,8 +19,8 @@ const STREAMS_WITHIN: Duration = Duration::from_secs(2);
 /// busy during the others.
 const BUSY_STARTS: u32 = 5;
 
-/// Returns the transactions that a session of the relay has kept open for more than a second, while the relay
-/// starts and for a moment afterwards. Each of them keeps vacuum from removing rows.
+/// Watches the sessions of the relay until a message arrives in `until`. Returns every transaction that was open for
+/// more than a second. Such a transaction keeps vacuum from removing rows.
 async fn kept_open(url: String, until: oneshot::Receiver<()>) -> HashSet<String> {
     const OPEN: &str = "\
         SELECT concat_ws(' ', application_name, state, 'xid', backend_xid, 'xmin', backend_xmin, query) \
@@ -50,7 +50,8 @@ async fn light_first_start(world: &World) -> Result<Relay, String> {
     let took = began.elapsed();
     // The relay compares the tables soon after its start.
     world.wait_until_compared(&relay).await;
-    // Watch the transactions that are open now until each has ended or is old enough to be noticed.
+    // A transaction that is open now may be too young for `kept_open`, which reports transactions after a second. So
+    // wait until each of these transactions has ended, or has been open for 1.5 s.
     let now = world.database.text("SELECT clock_timestamp()::text").await;
     let young = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'postrider%' \

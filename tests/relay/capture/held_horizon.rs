@@ -50,7 +50,7 @@ async fn with_standby() -> (ScratchPostgres, Standby) {
     (primary, standby)
 }
 
-/// Checks that the standby server holds back the horizon to before the first row of the table.
+/// Checks that the horizon is older than every row of the table, because the standby server holds the horizon back.
 async fn assert_horizon_is_held(world: &World) {
     let held = "SELECT count(*) FROM pg_replication_slots s WHERE slot_name = 'standby' \
                 AND age(s.xmin) > (SELECT max(age(e.xmin)) FROM TABLE_NAME e)";

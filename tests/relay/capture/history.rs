@@ -2,8 +2,9 @@
 //! committed transaction inserted since capturing began, and no other row. It publishes the rows of each
 //! key in order.
 //!
-//! Some steps make a gap: they insert rows while the publication does not contain the table. The relay finds
-//! these rows later, in the table. So no other rows have the keys of these rows.
+//! Some steps make a gap: they insert rows while the publication does not contain the table. The relay finds these
+//! rows later, in the table, and may already have published newer rows from the stream. So the rows of a gap have keys
+//! that no other rows have. Otherwise the model would expect an order that the relay does not promise.
 //!
 //! The output names the seed of each history, and `POSTRIDER_HISTORY_SEED` replays one history. One test
 //! uses a new seed in each run.
@@ -39,7 +40,7 @@ struct History {
     world: World,
     random: Random,
     relay: Option<Relay>,
-    /// The session of an open transaction that has inserted one row. No other row has its key.
+    /// The session of an open transaction that has inserted one row. No other row has the key of this row.
     slow: Option<Client>,
     prepared: Vec<String>,
     step: u32,
@@ -248,9 +249,11 @@ impl History {
         self.partitions_are_known();
     }
 
-    /// Whether the relay may publish a moved row a second time, but not the later rows of its key, so that the check
-    /// reports skipped events. With `dispatch = exceptions` published rows have no record. So if a row moves before the
-    /// floor has risen above its transaction, the relay publishes it again.
+    /// Whether the relay may publish a moved row a second time, without the later rows of its key. The check then
+    /// reports skipped events after the repeated row.
+    ///
+    /// With `dispatch = exceptions`, published rows have no record. So if a row moves before the floor has risen above
+    /// the transaction that inserted the row, the relay publishes the row again.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

@@ -186,7 +186,7 @@ impl Target {
         })
     }
 
-    /// `host:port`, or the folder of the Unix socket and the number in its name.
+    /// `host:port`. For a Unix socket, `folder:port`: the socket is the file `.s.PGSQL.<port>` in this folder.
     pub fn address(&self) -> String {
         let host = match &self.host {
             Host::Tcp(name) if name.contains(':') => format!("[{name}]"),

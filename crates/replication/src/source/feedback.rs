@@ -18,9 +18,12 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time between two checks of the lease in a session with traffic.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). A silent walsender is
-/// idle, and then no report is urgent. Or it decodes changes that it does not send, and meanwhile reads none of
-/// our messages. Frequent reports would fill a Unix socket, which has room for only a few hundred of them.
+/// How long the server must be silent before we report less often ([`QUIET_INTERVAL`]). A walsender is silent for one
+/// of two reasons:
+///
+/// - It is idle. No report is urgent in this case.
+/// - It decodes changes that it does not send, and reads none of our messages meanwhile. Frequent reports would fill
+///   a Unix socket, which has room for only a few hundred of them.
 const QUIET_AFTER: Duration = Duration::from_secs(1);
 /// Replaces [`STATUS_INTERVAL`] and [`POLL_INTERVAL`] while the server is silent.
 const QUIET_INTERVAL: Duration = Duration::from_millis(250);

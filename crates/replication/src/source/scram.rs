@@ -12,9 +12,8 @@ use crate::connection::ChannelBinding;
 pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not bound, because the server does not offer binding. We tell the server that we could bind. If the
-    /// server did offer binding, it learns from this that a third party has removed the offer, and refuses the
-    /// login.
+    /// Not bound, because we have received no offer to bind. We tell the server that we can bind. If the server has
+    /// made an offer, a man in the middle must have removed it, so the server refuses the login.
     NotOffered,
     /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.
     Unbound,

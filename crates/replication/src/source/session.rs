@@ -204,8 +204,8 @@ impl ReplicationSession {
                 let room = chunks.try_reserve_many(permits(chunk.len())).ok();
                 match room.and_then(|mut permits| permits.next()) {
                     Some(permit) => permit.send(chunk),
-                    // Either there is no room yet, or the caller is gone. `room` finds out which of the two
-                    // is true.
+                    // The channel is full, or the caller has closed it. The loop in `stream` waits for room, and ends
+                    // the session if the channel is closed.
                     None => self.waiting = Some(chunk),
                 }
             }

@@ -78,8 +78,8 @@ fn a_topic_column_suffices_when_there_is_no_aggregate_type() {
         "{refused}"
     );
     assert_eq!(refused.code(), "event-invalid");
-    // A `topic` in the settings applies to rows whose topic column is null, so its columns must exist. These settings
-    // are refused, because the template names the aggregate type and the table has none.
+    // The template `topic` in the settings applies to rows whose topic column is null. So the table must have every
+    // column that the template names. This template names the aggregate type, but the table has none.
     let refused = resolve(&columns, &format!("topic = '{{aggregatetype}}.x'\n{toml}"));
     assert_eq!(refused.unwrap_err().code(), "setting-invalid");
 }

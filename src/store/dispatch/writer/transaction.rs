@@ -178,8 +178,9 @@ async fn attempt(
 /// Returns the positions of those new events of the batch that already have a row.
 ///
 /// # Errors
-/// `internal` if the row at an event's position belongs to another event. The event must not count as recorded
-/// because of this row. The next session looks up the events of this transaction by their ids.
+/// `internal` if the row at an event's position belongs to another event. Without this error, the caller would take
+/// the row for the event's own, and would never record the event. The next session finds the other event's row at this
+/// position, and looks the event up by its id.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);

@@ -45,7 +45,8 @@ pub(super) async fn while_logging<T>(
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
         result
     };
-    // Log the rest even without a line end, because a program in the background may keep the pipe open.
+    // Log a last line that has no line end yet. `log_lines` logs such a line only when the pipe is closed, but a
+    // program that the command has left in the background may keep the pipe open.
     if !line.is_empty() {
         log_line(&line);
     }
