@@ -140,3 +140,27 @@ pub async fn of_role(client: &Client, role: &str) -> Result<Option<RoleRights>, 
     };
     row.map(rights).transpose()
 }
+
+/// Returns the statement that makes the role `member` inherit the rights of the role `group`; `None` if `member` is no
+/// member of `group`, or has the rights already.
+///
+/// # Errors
+/// [`SlotError::Database`].
+pub async fn inherit_statement(
+    client: &Client,
+    member: &str,
+    group: &str,
+) -> Result<Option<String>, SlotError> {
+    let action = "reading a role's memberships";
+    let parameters = [(&member as _, Type::TEXT), (&group as _, Type::TEXT)];
+    let row = query::first(client, action, sql::NOT_INHERITED, &parameters).await?;
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    let (member, group) = (quoted_identifier(member), quoted_identifier(group));
+    Ok(Some(if get(&row, "by_membership")? {
+        format!("grant {group} to {member} with inherit true")
+    } else {
+        format!("alter role {member} inherit")
+    }))
+}

@@ -118,6 +118,33 @@ async fn a_relay_user_gets_its_rights_and_a_note_of_those_it_still_needs() {
     .await;
 }
 
+/// The remedy depends on the server's version, so the test executes the statement that `init` proposes.
+#[tokio::test]
+async fn a_relay_user_that_does_not_inherit_is_reported_with_the_statement_that_helps() {
+    let database = Database::new().await;
+    let role = format!("{}_relay", database.name);
+    database
+        .execute(&format!("create role {role} login replication noinherit"))
+        .await;
+    let init = ["init", "--apply", "--json", "--relay-user", &role];
+    let ran = database.run(&init).await;
+    ran.assert_status(1);
+    let remedy = ran.finding("role-without-inherit")["remedy"].clone();
+    let relay = connect(&database.url_as(&role)).await;
+    let reads = relay.batch_execute("select * from outbox.events").await;
+    assert!(reads.is_err(), "the role inherits");
+
+    let by_setting = format!("alter role {role} set role = postrider_relay");
+    database.execute(&by_setting).await;
+    database.run(&init).await.assert_status(0);
+    database
+        .execute(&format!("alter role {role} reset role"))
+        .await;
+    database.execute(remedy.as_str().unwrap()).await;
+    database.run(&init).await.assert_status(0);
+    execute(&relay, "select * from outbox.events").await;
+}
+
 #[tokio::test]
 async fn other_tables_and_publications_come_from_the_settings() {
     let database = Database::new().await;

@@ -111,6 +111,22 @@ select r.rolcanlogin as may_log_in, r.rolreplication or r.rolsuper or exists (
     and pg_catalog.pg_has_role(r.oid, g.oid, 'member')) as may_replicate
 from pg_catalog.pg_roles r where r.rolname = $1";
 
+/// Parameters: role, group (text). Returns a row if the role is a member of the group but has the group's rights
+/// neither by inheritance nor by its setting `role`. From PostgreSQL 16 on, each membership has its own option
+/// INHERIT.
+pub(crate) const NOT_INHERITED: &str = "
+select pg_catalog.current_setting('server_version_num')::int >= 160000 as by_membership
+from pg_catalog.pg_roles r, pg_catalog.pg_roles g
+where r.rolname = $1 and g.rolname = $2
+and pg_catalog.pg_has_role(r.oid, g.oid, 'member')
+and not pg_catalog.pg_has_role(r.oid, g.oid, 'usage')
+and not exists (
+    select from pg_catalog.pg_db_role_setting s
+    where s.setrole = r.oid
+    and s.setdatabase in (0, (select d.oid from pg_catalog.pg_database d
+                              where d.datname = pg_catalog.current_database()))
+    and 'role=' || g.rolname = any (s.setconfig))";
+
 /// Parameters: OIDs of types and the columns of these types (oid[], text[]), schema and table
 /// (text).
 ///

@@ -275,11 +275,17 @@ async fn grant(sql: &Sql, name: &str) -> Result<Vec<Finding>> {
         let error = not_the_owner(error, &format!("cannot grant postrider_relay to {name}"));
         return Ok(vec![from_error(&error)]);
     }
-    let mut findings = vec![finding(
-        Severity::Ok,
-        "role",
-        format!("role {name} is a member of postrider_relay"),
-    )];
+    let inherit = privileges::inherit_statement(sql, name, "postrider_relay").await?;
+    let member = format!("role {name} is a member of postrider_relay");
+    let mut findings = vec![match inherit {
+        None => finding(Severity::Ok, "role", member),
+        Some(statement) => finding_with_remedy(
+            Severity::Warning,
+            "role-without-inherit",
+            format!("{member}, but does not inherit its rights"),
+            statement,
+        ),
+    }];
     let Some(RoleRights {
         may_log_in,
         may_replicate,

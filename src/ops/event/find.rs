@@ -39,7 +39,7 @@ const BELOW_FLOOR: &str = "the slot has passed it, and it has no record. The rel
 /// several tables.
 ///
 /// # Errors
-/// `setting-invalid` when the id names a table to which the event does not belong; `postgres-timeout` when a
+/// `setting-invalid` when `id` begins with the name of a table that does not have the event; `postgres-timeout` when a
 /// search takes too long; database errors.
 pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec<EventReport>> {
     let whole = id.trim();
