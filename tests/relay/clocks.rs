@@ -37,7 +37,7 @@ fn skipped() {
     println!("SKIPPED: there is no faketime (apt-get install faketime)");
 }
 
-/// The command `postrider` whose clock differs by `offset`, such as `+1h`.
+/// The command `postrider` with a clock that is wrong by `offset`, such as `+1h`.
 fn postrider_at(offset: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = harness::postrider(arguments, environment);
     let library = library().unwrap();
@@ -48,7 +48,7 @@ fn postrider_at(offset: &str, arguments: &[&str], environment: &[(&str, &str)]) 
     command
 }
 
-/// A relay whose clock differs by `offset`, with its HTTP port.
+/// Starts a relay with a clock that is wrong by `offset`. Also returns the address of its HTTP port.
 fn relay_at(offset: &str, database: &Database, emulator: &RunningEmulator) -> (Relay, String) {
     let (addr, host) = (free_addr(), emulator.addr().to_string());
     let environment = [

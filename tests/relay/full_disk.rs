@@ -125,8 +125,8 @@ async fn a_stream_that_fails_at_its_first_record_does_not_count_as_streaming() {
     disk.hold(&data.join("pg_logical/snapshots"));
     disk.fill();
     insert_orders(&database, 3, 3).await;
-    // Decoding the record that a checkpoint writes creates a file in the folder, which fails on the full
-    // disk.
+    // A checkpoint writes a record to the WAL. When PostgreSQL decodes this record, it creates a file in
+    // `pg_logical/snapshots`. The disk is full, so PostgreSQL cannot create the file, and the decoding fails.
     database.execute("CHECKPOINT").await;
     insert_orders(&database, 3, 3).await;
     let (addr, host) = (free_addr(), emulator.addr().to_string());

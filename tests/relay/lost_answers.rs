@@ -99,7 +99,8 @@ impl World {
             .await;
     }
 
-    /// The number of dispatch rows that the writer's interrupted transaction has committed.
+    /// The number of committed dispatch rows of the transaction that waited in the trigger. Zero if PostgreSQL has
+    /// rolled this transaction back.
     async fn records_of(&self, held_up: &HeldUp) -> i64 {
         let xid = &held_up.xid;
         let count = format!("SELECT count(*) FROM outbox.dispatch WHERE xmin::text = '{xid}'");

@@ -169,9 +169,12 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     })
     .await;
     altering.batch_execute("COMMIT").await.unwrap();
-    // Before PostgreSQL 16, the relay looks up the columns and then waits for the lock to read the table. Its
-    // columns are outdated when it gets the lock, so the recovery restarts. From PostgreSQL 16 on, an earlier
-    // statement already waits for the lock: the query on the publication. So the relay looks up only the new columns.
+    // The PostgreSQL version decides which statement of the relay waits for the lock:
+    //
+    // - Before PostgreSQL 16, the statement that reads the table waits. The relay has already looked up the table's
+    //   columns, and they are outdated when the wait ends. So the recovery must restart.
+    // - From PostgreSQL 16 on, an earlier statement waits: the query on the publication. So the relay looks up the
+    //   columns only after the table was altered, and the recovery need not restart.
     if waits_to_read {
         relay
             .wait_for_log("was altered after the relay looked up")

@@ -136,8 +136,8 @@ async fn a_replay_comes_in_order_and_unmixed_while_services_keep_writing() {
         let again = stored.len() - all.len();
         copies += again as u64;
         assert!(again >= old.len(), "{key}: {again} copies\n{}", relay.log());
-        // Check that the replayed events are the first `again` events of the key, in order and in one
-        // block.
+        // The replay has published `again` events of this key a second time. Check that these are the oldest `again`
+        // events of the key, and that their second copies are in order and in one block.
         let block = &all[..again];
         let begin = stored
             .windows(again)
@@ -253,9 +253,12 @@ async fn a_replay_can_choose_events_by_position_time_and_key() {
     assert_eq!(emulator.journal().counts().stored_messages, 50);
 }
 
-/// Checks the messages of one ordering key. `old` are the events that are replayed, `later` are the
-/// messages after the first copies of these events, and `new` are the events that were inserted
-/// during the replay.
+/// Checks the messages of one ordering key after a replay:
+///
+/// - `old`: the replayed events. Each of them was published once before.
+/// - `new`: the events that were inserted after the replay began.
+/// - `later`: the event ids of all messages that Pub/Sub has stored since the first publication of `old`, in this
+///   order.
 fn old_events_are_repeated_as_a_block(later: &[String], old: &[String], new: &[String]) {
     // Check that each old event is published again, in order. A crash may repeat some of them.
     let mut wanted = old.iter().peekable();

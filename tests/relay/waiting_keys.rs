@@ -31,8 +31,8 @@ async fn keys_of_topic(database: &Database, count: usize) -> Vec<serde_json::Val
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_keys_that_wait_for_a_failing_topic_are_named_oldest_first() {
-    // `status` must also name the keys whose requests get no answer. Nearly all the time, these requests are in
-    // flight.
+    // With the second fault, Pub/Sub never answers. The requests are then in flight nearly all the time, and do not
+    // wait in a queue. `status` must name the keys of these requests too.
     for action in [Action::Fail(Code::NotFound), Action::NeverAnswer] {
         let database = Database::start().await;
         let emulator = harness::emulator().await;

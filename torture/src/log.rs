@@ -58,8 +58,8 @@ pub(crate) struct Life {
     pub(crate) streams: Vec<Duration>,
     /// When the relay logged that a session begins to deliver events: from its slot, or from the tables.
     pub(crate) sessions: Vec<Duration>,
-    /// Whether the current session recovers. Such a session logs that it streams only after it has delivered
-    /// the rows from the tables.
+    /// Whether the current session recovers. Such a session first delivers the rows from the tables. It logs only
+    /// afterwards that it streams.
     pub(crate) recovers: bool,
 }
 

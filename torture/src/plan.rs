@@ -314,7 +314,7 @@ impl RelayPlan {
 impl WorkloadPlan {
     fn draw(fault_family: FaultFamily, has_poison: bool, random: &mut Random) -> Self {
         let writers = random.within(2..=5);
-        // The writers must still be writing when the faults of their table happen.
+        // The writers must still be writing when a fault happens that concerns the captured table or its rows.
         let (transactions, pause_ms) = if fault_family.writes_beside_faults() {
             (random.within(30..=60), 40)
         } else {

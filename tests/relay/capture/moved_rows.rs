@@ -10,8 +10,8 @@ use super::table::Kind;
 use super::{ATTACH, World};
 use crate::harness::{self, eventually};
 
-/// The next audit publishes the rows. Audits run soon after each start, and then only every few minutes,
-/// so the test restarts the relay.
+/// The stream does not contain the rows of the attached partition, because they were inserted before the attach. An
+/// audit publishes these rows. The test restarts the relay, because a relay audits its tables soon after its start.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partition_attached_under_a_running_relay_are_published() {
     let (mut world, relay) = World::served(Kind::Partitioned, 50).await;

@@ -162,9 +162,9 @@ async fn an_attached_table_of_another_running_relay_is_published_by_its_owner_al
     of_part.stop().await;
 }
 
-/// Once the table is attached, the relay of the partitioned table may not continue, and leaves its slot. Its standby
-/// takes the slot, but may not begin to stream for the same reason. Neither relay may stop: both must wait until the
-/// table is detached.
+/// The partitioned table has two relays: one streams, and the other is its standby. Once the table of a third relay
+/// is attached, the first relay must stop streaming, and frees its slot. The standby takes the slot, but must not
+/// stream either. Both processes must keep running and wait until the table is detached.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_of_the_refused_relay_waits_for_the_detach_too() {
     let database = Database::private().await;

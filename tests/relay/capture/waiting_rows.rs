@@ -10,9 +10,12 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// Moves 10,000 published rows to another partition, while one event of their transaction waits for its topic.
-/// The moved rows wait until all events of that transaction have an outcome. In memory, the messages of these
-/// rows would need twice the memory budget. Checks that the memory of the relay grows only a little.
+/// Inserts 10,001 rows in one transaction. The topic of one row is missing, so its event waits for the topic. The
+/// other 10,000 rows are published, and are then moved to another partition. The relay handles a moved row only after
+/// all events of the transaction that first inserted the row have an outcome. So the 10,000 moved rows must wait.
+///
+/// Their messages together are twice as large as the memory budget. Checks that the relay's memory grows only a
+/// little.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world

@@ -142,8 +142,9 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     assert!(position(WAITS).is_some(), "{}", relay.log());
 }
 
-/// A crash of PostgreSQL returns the slot to an older position, so the stream repeats delivered events. A new table
-/// has no raised floor, and must not change what the relay knows about the events of the other table.
+/// A crash of PostgreSQL returns the slot to an older position, so the stream contains delivered events again. The
+/// floor of their table is above these events, so the relay must skip them. The table that is added has no raised
+/// floor yet. The relay must not apply this lower floor to the events of the other table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_is_added_repeats_no_event_of_another_table_out_of_order() {
     let mut database = Database::private().await;
@@ -155,7 +156,7 @@ async fn a_table_that_is_added_repeats_no_event_of_another_table_out_of_order() 
     insert(&database, 2, 20).await;
     wait_until_delivered(&database, &emulator, &relay).await;
     relay.stop().await;
-    // The relay itself would raise the floor within ten seconds.
+    // Raise the floor above the delivered events. A running relay would do so within ten seconds.
     let floor = "UPDATE outbox.capture SET floor = pg_snapshot_xmin(pg_current_snapshot())";
     database.execute(floor).await;
     insert(&database, 22, 5).await;

@@ -53,8 +53,8 @@ async fn a_relay_that_stops_at_the_same_event_again_and_again_says_since_when() 
         stops().await;
     }
     // Each relay reads from `outbox.relay` how long the error has lasted, and writes the new duration when it stops.
-    // Each time, the duration lacks the time that the write takes. So `status` shows less than the time since the
-    // first stop. Require half of that time.
+    // Each write takes a moment, and this moment is missing from the duration. So `status` shows a little less than
+    // the time since the first stop. Require only half of this time.
     let least = first.elapsed() / 2;
     let environment = [
         ("DATABASE_URL", database.url.as_str()),

@@ -370,8 +370,9 @@ async fn hundreds_of_released_keys_of_a_missing_topic_hold_up_no_other_key() {
     relay.stop().await;
 }
 
-/// The relay cannot release the event, and returns it to quarantine. The recorded error must not change. For
-/// example, it must not get the event's id, because `postrider quarantine list` shows the id beside the error.
+/// The relay cannot release the event, and returns it to quarantine. The recorded error text must stay the same. For
+/// example, the relay must not add the event's id to the text, because `postrider quarantine list` already shows the
+/// id beside the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_fails_again_has_the_same_error_as_before() {
     let database = Database::start().await;

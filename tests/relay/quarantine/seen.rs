@@ -64,8 +64,8 @@ async fn an_event_in_quarantine_that_blocks_no_key_is_shown_within_seconds() {
         (shown().await? == 1.0).then_some(())
     })
     .await;
-    // The relay counts regularly only every 30 seconds. The value is there earlier, so the bad event itself made
-    // the relay count.
+    // As long as the relay knows of no event in quarantine, it counts the quarantined events only every 30 seconds.
+    // The bad event must make the relay count sooner.
     let took = began.elapsed();
     assert!(took < Duration::from_secs(15), "{took:?}");
     assert_eq!(metric(&http, "postrider_blocked_keys").await, Some(0.0));

@@ -98,8 +98,9 @@ async fn rows_written_without_a_publication_come_from_the_table() {
     let columns = "SELECT string_agg(tablename, ',') FROM pg_publication_tables";
     assert_eq!(database.text(columns).await, "events");
     database.execute("DROP PUBLICATION postrider").await;
-    // Insert rows while the publication does not exist. PostgreSQL 18 silently leaves them out of the stream, so the
-    // relay publishes them only after an audit, perhaps after later rows. So no later row has the key of such a row.
+    // Insert rows while the publication does not exist. PostgreSQL 18 silently leaves these rows out of the stream.
+    // The relay then publishes them only after an audit, perhaps after later rows. So give these rows keys of their
+    // own: otherwise the order of their keys could break.
     database.execute(&insert_sql("gap", 201, 100)).await;
     database
         .execute("CREATE PUBLICATION postrider FOR TABLE outbox.events WITH (publish = 'insert', publish_via_partition_root = true)")

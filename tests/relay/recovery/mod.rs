@@ -35,8 +35,8 @@ fn insert_sql(key: &str, first: u32, count: u32) -> String {
     )
 }
 
-/// Creates a slot with the name of the relay's slot at the end of the WAL, as if the old slot had
-/// not been lost.
+/// Creates a new slot under the name of the relay's lost slot, so that the relay may take it for the old slot. The
+/// new slot begins at the end of the WAL.
 async fn create_slot(database: &Database) {
     let slot = database.slot();
     database

@@ -152,9 +152,9 @@ async fn a_crash_of_the_server_after_the_recovery_repeats_no_row_of_the_added_ta
     assert_eq!(twice, None);
 }
 
-/// The relay is killed when all rows from the tables have their outcome, but the slot has not
-/// confirmed the last of these rows in the stream yet. The next session must recognise these rows in
-/// the stream.
+/// The recovery has published all rows from the tables, and the stream contains the same rows. The relay is killed
+/// before the slot has confirmed the last of these rows. So the next session receives them from the stream. It must
+/// recognise them, and must not publish them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_kill_9_a_kept_slot_repeats_no_row_that_came_from_the_tables() {
     let file = settings();

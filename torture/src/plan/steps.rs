@@ -144,9 +144,14 @@ enum Family {
 
 /// Draws the faults in which the slot is lost.
 ///
-/// If the slot is recreated and the relay takes it for the old slot, some rows are late. The new slot omits these rows,
-/// and the relay publishes them after later rows of their key. The judges can check the order of late rows only
-/// if the slot is lost once, so such a schedule contains no other loss.
+/// There are two kinds of losses:
+///
+/// - The slot is recreated, and the relay may take the new slot for the old one. The new slot does not stream rows
+///   that were committed before it was created. The relay finds these rows late, and publishes them after later rows
+///   of their key. The judges can check the order of late rows only if the slot is lost once. So a schedule with such
+///   a loss contains no other loss.
+/// - The relay notices the loss before it streams (`noticed`). Such a loss leaves no late rows, so a schedule may
+///   contain two.
 fn draw_losses(random: &mut Random) -> Vec<Fault> {
     if random.per_mille(350) {
         let down = random.pick(&[Down::Running, Down::Killed]);

@@ -47,9 +47,12 @@ impl Connections {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether the two attempts arrived over different connections: one that may have ended with the fault, and
-    /// one that was opened after the fault began. With several relays, the second connection may be older than
-    /// the fault, because the relay that takes over may have opened it when it held the slot before.
+    /// Whether the fault may be the reason why the two attempts arrived over different connections. One connection
+    /// must have been opened before the end of the fault, and its last request must have arrived at most [`LATE`]
+    /// after this end. The second connection must have been opened after the fault began.
+    ///
+    /// With several relays, the second connection may be older. The relay that takes over the slot may have held the
+    /// slot before, and may still use a connection from that time.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

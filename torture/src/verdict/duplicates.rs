@@ -78,9 +78,9 @@ pub(super) const LATE: Duration = Duration::from_secs(1);
 /// stream asks PostgreSQL at least once in this time.
 const UNNOTICED: Duration = Duration::from_secs(5);
 
-/// If Pub/Sub closes a connection, the client may lose the answers that Pub/Sub sent within this time before. The
-/// reason: a client that writes to a closed connection gets an error, and may then ignore answers that have
-/// already arrived.
+/// If Pub/Sub closes a connection shortly after an answer, within this time, the client may lose the answer. The
+/// reason: a client that writes to a closed connection gets an error, and may then ignore answers that have already
+/// arrived.
 const LAST_MOMENTS: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
@@ -150,9 +150,11 @@ fn cause(
         .or(succeeded.then_some(Cause::Succeeded))
 }
 
-/// Whether a fault explains the loss of a slot that a relay noticed at the time `found`: the fault had ended the
-/// relay's walsender. `before` and `again` are the two attempts that stored the event. False if the relay noticed
-/// the loss after `again`, because then the loss cannot explain the duplicate.
+/// At the time `found`, a relay noticed that it had lost its slot. Returns whether the reason may be a fault that
+/// ended the relay's walsender.
+///
+/// `before` and `again` are the two attempts that stored the event. Returns false if the relay noticed the loss after
+/// `again`, because then the loss cannot explain the duplicate.
 fn is_ended_walsender(
     evidence: &Evidence,
     before: &Attempt,
@@ -171,8 +173,9 @@ fn is_ended_walsender(
     let ends_each = |occurrence: &Occurrence| {
         matches!(occurrence.fault, Fault::Gap(..)) && is_found_since(occurrence)
     };
-    // A relay continues to send until it notices that its walsender has ended. So a fault from before the first
-    // copy also explains the duplicate, if the relay had not yet noticed the fault when it sent this copy.
+    // A relay continues to send until it notices that its walsender has ended. So the first copy of the event may
+    // have been sent after the fault, but before the relay noticed the fault. Then the fault explains the duplicate
+    // too.
     let unnoticed = evidence
         .occurrences
         .iter()
@@ -279,8 +282,9 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::Undecodable(_)
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
-            // These faults only change what Pub/Sub answers, and when. `cause` finds such a reason without the fault:
-            // it looks at the answer to the first copy, and at how long the relay waited for it.
+            // These faults change only what Pub/Sub answers, and when. They need no cause here, because `cause`
+            // recognises their duplicates without the fault: by the answer to the first copy, or by the time that the
+            // relay waited for this answer.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
             Action::Fail(_) | Action::FailSaying { .. } => None,

@@ -82,9 +82,11 @@ pub(super) fn late(evidence: &Evidence) -> HashSet<&str> {
     }
 }
 
-/// Returns the events that may come late because the stream may have omitted them, if published events have no records.
-/// Without records, the only sign of an omitted event is that a later event of its key was published first. Such an
-/// event may come late only if its transaction ended after the first gap began, or if the end is unknown.
+/// Returns the events that may come late in a schedule with `dispatch = exceptions`. Published events then have no
+/// records, so no record shows which events the stream has omitted. An event may come late if all of this is true:
+///
+/// - A later event of its key was published first. This is the only sign that the stream has omitted the event.
+/// - Its transaction ended after the first gap began, or the end of the transaction is unknown.
 fn left_out(evidence: &Evidence) -> HashSet<&str> {
     let Some(gap) = evidence.first_gap() else {
         return HashSet::new();
@@ -165,13 +167,16 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns events that the relay may have published from the stream first, and again from their table. Maps each
-/// event to the start of a session between its first and its last copy. From this start on, the stream may have
-/// omitted the event.
+/// Returns the events that the relay may have published first from the stream, and later again from their table. The
+/// value for each event is a time from which on the stream may have omitted the event: the start of a session that
+/// began between the first and the last copy.
 ///
-/// If a transaction was open while the publication was altered, PostgreSQL may send one of its rows to one
-/// session and omit the row in the next session. If the first session published the row but did not record it,
-/// the relay later reads the row from its table, together with the rows that no session streamed.
+/// Only events of transactions that were open while the publication was altered can be published in this way:
+///
+/// 1. PostgreSQL sends the row to one session. This session publishes the row, but ends before the event is recorded.
+/// 2. PostgreSQL omits the row in the next session.
+/// 3. The relay reads the row from its table, together with rows that no session has streamed, and publishes it
+///    again.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence
@@ -215,8 +220,8 @@ fn overtaken(evidence: &Evidence) -> Vec<Overtaken<'_>> {
         if stream.ordering_key.is_empty() {
             continue;
         }
-        // Go from the last event to the first. `earliest` is the earliest of the first copies of all
-        // later events.
+        // Go through the events of the key from the last to the first. Of all copies of later events, `earliest` is
+        // the one that was stored first.
         let mut earliest = (u64::MAX, u64::MAX);
         for event in events.into_iter().rev() {
             let Some(copy) = copies.get(&*event.id).copied() else {

@@ -110,7 +110,7 @@ pub(crate) struct Evidence {
     pub(crate) buckets: Option<u64>,
     /// How many relays share the slot.
     pub(crate) relays: usize,
-    /// Which rows the plan makes the relay read from their table.
+    /// Whether the plan makes the relay read rows from their table, and whether these rows may come late.
     pub(crate) from_table: FromTable,
     /// For each gap: a WAL position from before the stream began to omit the outbox table, and a
     /// position from after the gap.

@@ -42,10 +42,13 @@ fn is_of_a_lost_slot(evidence: &Evidence, at: Duration) -> bool {
     })
 }
 
-/// Whether the judges ignore the confirmed position at this time, because a relay is recovering. They do so in
-/// two kinds of schedules:
-/// - With `dispatch = exceptions`, no record shows which events the relay reads from the tables.
-/// - If the slot cannot deliver a row, the relay replaces the slot.
+/// Whether the judges must ignore the position that the slot had confirmed at this time, because a relay was
+/// recovering. They ignore positions during a recovery only in these cases:
+///
+/// - The relay runs with `dispatch = exceptions`. Then no record shows which events the relay read from the tables,
+///   and the slot may pass such events before they are stored.
+/// - The plan has a row that the slot cannot deliver. The relay then replaces the slot, and the new slot begins after
+///   events that are not stored yet.
 fn is_of_a_recovery(evidence: &Evidence, at: Duration) -> bool {
     let lives = evidence.log.lives.iter();
     let streams: Vec<Duration> = lives.flat_map(|life| life.streams.clone()).collect();

@@ -84,9 +84,9 @@ pub(super) fn are_under_way_together(evidence: &Evidence, found: &Violation) -> 
 
 /// Returns the attempts without stragglers. An attempt is a straggler if all of this is true:
 ///
-/// - While it was in flight, a fault may have ended its connection or frozen its sender.
+/// - While the attempt was in flight, a fault may have ended its connection or frozen its sender.
 /// - After the fault began, newer connections were opened.
-/// - Pub/Sub had already stored all its events over these newer connections.
+/// - Before Pub/Sub stored the attempt, it had stored each event of the attempt over one of these newer connections.
 pub(super) fn without(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let connections = Connections::of(attempts);
     let opened = |peer: &Connection| connections.opened(*peer).unwrap_or_default();

@@ -91,10 +91,12 @@ async fn a_second_change_during_a_recovery_loses_nothing() {
     inserted.arrive_in_order(&database, &emulator, &relay).await;
 }
 
-/// A recovery is interrupted, and begins again while a transaction is open. The transaction has inserted a
-/// row before the table was published again, so the relay must wait for the transaction. Its id is the
-/// highest of the cluster, and the relay must not overlook it. `begin` is the SQL that begins the
-/// transaction.
+/// A recovery is interrupted, and begins again while a transaction is open. `begin` is the SQL that begins this
+/// transaction. The transaction has inserted a row before the table was published again, so the stream leaves out the
+/// row. The relay must wait until the transaction has ended, and then read the row from the table.
+///
+/// The open transaction is the youngest one of the test. So its id, or the id of its subtransaction, is higher than
+/// all others. The relay must not overlook such a transaction.
 async fn an_interrupted_recovery_waits_for(begin: &str) {
     let (database, emulator, relay) = after_some_events(50).await;
     relay.stop().await;

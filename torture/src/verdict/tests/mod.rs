@@ -29,12 +29,14 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Evidence without an error: the transactions t1, t2 and t3 with one event each (e1, e2 and e3). For transaction `n`:
+/// Evidence without an error: the transactions t1, t2 and t3 with one event each (e1, e2 and e3). For transaction
+/// `n`:
 ///
-/// - Pub/Sub receives the event at 100 n ms. The event certainly has a dispatch row 15 ms later. The slot has
-///   confirmed the event 20 ms later.
-/// - The commit record begins at the WAL position 1000 n. The slot confirms the position 1000 n + 10. When the
-///   writer asks for the WAL position after its COMMIT, the answer is 1000 n + 30.
+/// - At 100 n ms, Pub/Sub receives the event.
+/// - At 100 n + 15 ms, the event certainly has a dispatch row.
+/// - At 100 n + 20 ms, the slot has confirmed the event.
+/// - The commit record begins at the WAL position 1000 n. The slot confirms the position 1000 n + 10. When the writer
+///   asks for the WAL position after its COMMIT, the answer is 1000 n + 30.
 fn evidence() -> Evidence {
     let mut evidence = Evidence {
         publish_timeout: Duration::from_secs(10),
