@@ -120,6 +120,7 @@ pub(super) fn list_the_rest(topics: &mut HashMap<Arc<str>, Failing>) {
 #[cfg(test)]
 mod tests {
     use std::io::{self, Write};
+    use std::process::Command;
     use std::sync::Mutex;
 
     use super::super::{EarlierFailures, FailingTopics};
@@ -143,14 +144,39 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_log_names_every_topic_that_fails_and_every_topic_that_works_again() {
-        let (log, now) = (Log::default(), Instant::now());
+    /// The log of `run`, or `None` if a process of its own has run the test `name` of this module. It needs its own
+    /// process: while another thread reaches a log statement for the first time, tracing does not ask a new
+    /// subscriber about this statement, and its lines would be missing from our log.
+    fn log_alone(name: &str, run: impl FnOnce()) -> Option<String> {
+        if std::env::var_os("POSTRIDER_TEST_ALONE").is_none() {
+            let (_, module) = module_path!().split_once("::").unwrap();
+            let test = Command::new(std::env::current_exe().unwrap())
+                .args([&format!("{module}::{name}"), "--exact", "--nocapture"])
+                .env("POSTRIDER_TEST_ALONE", "1")
+                .output()
+                .unwrap();
+            let output = String::from_utf8_lossy(&test.stdout);
+            assert!(
+                output.contains("1 passed"),
+                "{output}{}",
+                String::from_utf8_lossy(&test.stderr)
+            );
+            return None;
+        }
+        let log = Log::default();
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .with_writer(move || writer.clone())
             .finish();
+        tracing::subscriber::with_default(subscriber, run);
+        let text = log.0.lock().unwrap().clone();
+        Some(String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn the_log_names_every_topic_that_fails_and_every_topic_that_works_again() {
+        let now = Instant::now();
         let topics: Vec<Arc<str>> = (0..130).map(|n| format!("topic-{n:03}").into()).collect();
         let fail_and_recover = || {
             let mut failing = FailingTopics::new(Troubles::default(), EarlierFailures::default());
@@ -171,14 +197,10 @@ mod tests {
             failing.survey_due = now;
             failing.survey(&lanes);
         };
-        // First run all log statements once without the subscriber. When a statement first runs, tracing asks the
-        // installed subscribers whether they want its lines, and remembers the answer. Tracing asks a new subscriber
-        // about all statements that have already run. Without this first run, there is a race: another test may run a
-        // statement for the first time while this test installs its subscriber. In this case, tracing may miss this
-        // subscriber, and drop the statement's lines.
-        fail_and_recover();
-        tracing::subscriber::with_default(subscriber, fail_and_recover);
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let name = "the_log_names_every_topic_that_fails_and_every_topic_that_works_again";
+        let Some(text) = log_alone(name, fail_and_recover) else {
+            return;
+        };
         for topic in &topics {
             let lines: Vec<&str> = text
                 .lines()
@@ -196,12 +218,7 @@ mod tests {
     /// A topic fails four times a second for 25 seconds, and then works again.
     #[test]
     fn a_failing_topic_is_logged_once_in_ten_seconds_with_its_failures_since() {
-        let (log, start) = (Log::default(), Instant::now());
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
+        let start = Instant::now();
         let run = || {
             let mut failing = FailingTopics::new(Troubles::default(), EarlierFailures::default());
             let mut lanes = Lanes::new(200);
@@ -224,9 +241,10 @@ mod tests {
             failing.survey_due = start;
             failing.survey(&lanes);
         };
-        run(); // See the comment in the test above.
-        tracing::subscriber::with_default(subscriber, run);
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let name = "a_failing_topic_is_logged_once_in_ten_seconds_with_its_failures_since";
+        let Some(text) = log_alone(name, run) else {
+            return;
+        };
         let lines: Vec<&str> = text.lines().collect();
         let [first, second, third, last] = lines[..] else {
             panic!("{text}");
