@@ -240,7 +240,7 @@ impl Metrics {
 
     /// Age in seconds of the oldest event without an outcome: 0 if there is none, `None` if unknown. The age
     /// is unknown while the stream may lack rows that the relay has not found: while the publication is wrong or
-    /// cannot be checked, and while audits fail although the stream may have left out rows.
+    /// cannot be checked, and while no audit has looked for rows that the stream may have left out.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {
@@ -254,6 +254,20 @@ impl Metrics {
     pub(crate) fn audit_fails(&self, error: &Error, since: Instant, has_gap: bool) {
         self.audit_failing.set(Some(1.0));
         self.troubles.cannot_audit(error, since, has_gap);
+    }
+
+    /// Notes that the stream may have left out rows, and that no audit has looked for them yet.
+    pub(crate) fn gap_is_seen(&self) {
+        if self.troubles.auditing().is_none() {
+            self.audit_failing.set(None);
+            self.troubles.sees_gap();
+        }
+    }
+
+    /// Notes that audits no longer fail, although none has succeeded.
+    pub(crate) fn audit_is_unknown(&self) {
+        self.audit_failing.set(None);
+        self.troubles.can_audit();
     }
 
     /// Notes that an audit has succeeded.

@@ -235,6 +235,12 @@ impl MovedRows {
         }
     }
 
+    /// The ids of the moved rows that wait.
+    pub(crate) fn waiting_ids(&self) -> impl Iterator<Item = [u8; 16]> {
+        let rows = self.waiting.values().flatten().chain(&self.for_recovery);
+        rows.map(|row| row.row.event_id().uuid)
+    }
+
     /// Whether the event with this id is already being sent, because its row was moved before.
     pub(crate) fn is_being_sent(&self, event_id: &EventId) -> bool {
         self.sent_ids.contains(&event_id.uuid)

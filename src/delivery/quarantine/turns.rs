@@ -89,6 +89,15 @@ impl ReleaseTurns {
         }
     }
 
+    /// The events that are held in memory.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Event> {
+        let stages = self.by_group.values().map(|release| &release.stage);
+        stages.flat_map(|stage| match stage {
+            Stage::Handover(held) => held.as_slice(),
+            Stage::Begun(_) | Stage::Paging | Stage::Ended | Stage::Failed => &[],
+        })
+    }
+
     /// Takes all held events out of memory. The caller records them as released. The releases of their groups
     /// go back to reading pages, which then contain these events.
     pub(super) fn unhold(&mut self, keys: &BlockedKeys) -> Vec<(Group, Arc<str>, Vec<Event>)> {

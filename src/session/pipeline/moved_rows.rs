@@ -68,14 +68,16 @@ impl Pipeline {
     }
 
     /// Delivers a moved row. Skips it if its event has an outcome already, or if this session is already sending
-    /// the event because of an earlier move. In the second case this row needs no outcome of its own, because the
-    /// position of the earlier move is not confirmed before the event has its outcome.
+    /// the event because of an earlier move, or because the auditor has read the row from the table. In the last two
+    /// cases this row needs no outcome of its own. The position of the earlier move is not confirmed before the event
+    /// has its outcome, and an event from the table keeps the floor of its table from rising.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;
         self.moved
             .forget_sent(|commit| !watermark.is_unresolved(commit));
-        if self.moved.is_being_sent(row.event_id()) {
+        let event_id = row.event_id();
+        if self.moved.is_being_sent(event_id) || self.from_table.is_unresolved(event_id) {
             self.watermark.resolve(commit, 1);
             return Ok(());
         }
