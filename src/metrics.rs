@@ -242,7 +242,7 @@ impl Metrics {
     /// age is unknown. The age is also unknown if the stream may lack rows that the relay has not found yet:
     ///
     /// - The publication is wrong, or the relay cannot check the publication.
-    /// - The stream may have left out rows, and the audits that would find the rows fail.
+    /// - The stream may have left out rows, and no audit has looked for these rows.
     pub(crate) fn lag_seconds(&self) -> Option<f64> {
         let has_gap = self.troubles.auditing().is_some_and(|audit| audit.has_gap);
         if has_gap || self.troubles.publication().is_some() {
@@ -256,6 +256,20 @@ impl Metrics {
     pub(crate) fn audit_fails(&self, error: &Error, since: Instant, has_gap: bool) {
         self.audit_failing.set(Some(1.0));
         self.troubles.cannot_audit(error, since, has_gap);
+    }
+
+    /// Notes that the stream may have left out rows, and that no audit has looked for them yet.
+    pub(crate) fn gap_is_seen(&self) {
+        if self.troubles.auditing().is_none() {
+            self.audit_failing.set(None);
+            self.troubles.sees_gap();
+        }
+    }
+
+    /// Notes that audits no longer fail, although none has succeeded.
+    pub(crate) fn audit_is_unknown(&self) {
+        self.audit_failing.set(None);
+        self.troubles.can_audit();
     }
 
     /// Notes that an audit has succeeded.

@@ -1,13 +1,16 @@
-//! Compares the tables with outbox.dispatch: publishes unrecorded rows, and raises the floors.
+//! Compares the tables with outbox.dispatch and with the events in memory: publishes missing rows, and raises the
+//! floors.
 
 use std::collections::BTreeMap;
+
+use decoder::Lsn;
 
 use super::former::FormerPartitions;
 use super::{AuditState, AuditSubject, AuditWait};
 use crate::capture::blocked::FirstQuarantined;
 use crate::capture::claim::Captured;
 use crate::capture::detached::DetachedTable;
-use crate::capture::from_table::{self, Interrupted, ScannedRow, SessionEnded};
+use crate::capture::from_table::{self, Interrupted, ScannedRow, UnresolvedIds};
 use crate::capture::positions::commit_before;
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
@@ -18,34 +21,58 @@ use crate::mapping::TableSettings;
 use crate::postgres::Sql;
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::last_ordinal;
-use crate::store::relay_row::RelayMode;
 use crate::store::relay_row::audits::{self, AuditHistory};
+use crate::store::relay_row::{RecordKeeping, RelayMode};
 
 impl AuditState {
-    /// Publishes unrecorded rows of transactions that had ended when the audit began. Returns true if there
-    /// were such rows, or if the partitions of a table have changed since the last audit.
+    /// Returns the ids of the unresolved events in memory, if every row that this audit compares has been streamed or
+    /// will never be streamed. If published events may lack a record, the audit compares no rows, and waits until the
+    /// slot has confirmed the position.
+    pub(super) async fn in_memory(
+        &mut self,
+        records: RecordKeeping,
+        end: Lsn,
+        reached: bool,
+    ) -> Result<Option<UnresolvedIds>> {
+        if records.may_lack_records() {
+            return Ok(reached.then(UnresolvedIds::default));
+        }
+        let unresolved = self.events.unresolved(end).await;
+        unresolved.map_err(|_| ended())
+    }
+
+    /// Sends the missing rows of transactions that had ended when the audit began into the pipeline: rows that have no
+    /// record, and whose events are not among `in_memory`. Returns true if there were such rows, or if the partitions
+    /// of a table have changed since the last audit.
     pub(super) async fn compare(
         &mut self,
         sql: &Sql,
         captured: &[Captured],
         detached: &[DetachedTable],
         waiting: AuditWait,
+        mut in_memory: UnresolvedIds,
     ) -> Result<bool> {
+        if self.gap.is_some() && self.reads_former(waiting) {
+            tracing::info!(
+                "comparing the tables with outbox.dispatch, because the stream may have left out rows"
+            );
+        }
         let commit = commit_before(waiting.end);
-        let last = last_ordinal(sql, [commit]).await?;
-        let mut next = EventPosition {
-            commit,
-            ordinal: last + 1,
-        };
+        let mut ordinal = last_ordinal(sql, [commit]).await? + 1;
+        if self.next.commit == commit {
+            // The events of an earlier comparison may have no record yet.
+            ordinal = ordinal.max(self.next.ordinal);
+        }
+        self.next = EventPosition { commit, ordinal };
         let (mut found, mut has_changed) = (0, false);
         let former = detached.iter().filter_map(DetachedTable::rows);
         let reads_former = self.reads_former(waiting);
         for rows in former.filter(|_| reads_former) {
             let window = rows.bounded(ScanWindow::unrecorded(&rows.captured));
             if waiting.xmin > window.from_xid {
-                let publishing =
-                    self.publish_unrecorded(sql, &rows.settings, window, waiting, &mut next);
-                found += publishing.await?;
+                let sending =
+                    self.send_missing(sql, &rows.settings, window, waiting, &mut in_memory);
+                found += sending.await?;
             }
         }
         let subject_tables = self.subject.tables.clone();
@@ -60,35 +87,41 @@ impl AuditState {
                 // left to compare.
                 continue;
             } else {
-                ScanWindow::recent(captured)
+                ScanWindow {
+                    from_xid: record.floor.max(self.compared_to),
+                    ..ScanWindow::recent(captured)
+                }
             };
-            let publishing = self.publish_unrecorded(sql, table, window, waiting, &mut next);
-            found += publishing.await?;
+            let sending = self.send_missing(sql, table, window, waiting, &mut in_memory);
+            found += sending.await?;
         }
+        // From now on, the pipeline knows the events of all these rows.
+        self.settling = Some(self.events.settling().await.map_err(|_| ended())?);
         if found > 0 {
             let code = Code::PublicationGap;
             tracing::error!(
                 code = code.name(),
                 rows = found,
                 hint = code.hint(),
-                "found rows missing from the replication stream: published them from the table"
+                "found rows missing from the replication stream: publishing them from the table"
             );
         }
         self.compared_to = waiting.xmin;
         if let Some(gap) = &mut self.gap {
-            gap.was_compared = true;
+            gap.compared_to = Some(waiting.xmin);
         }
         Ok(found > 0 || has_changed)
     }
 
-    /// Publishes the unrecorded rows of one table, and waits for their outcomes. Returns their number.
-    async fn publish_unrecorded(
+    /// Sends the missing rows of one table, and then updates `in_memory`, because another table may have copies of these
+    /// rows. Returns the number of rows.
+    async fn send_missing(
         &mut self,
         sql: &Sql,
         table: &TableSettings,
         window: ScanWindow<'_>,
         waiting: AuditWait,
-        next: &mut EventPosition,
+        in_memory: &mut UnresolvedIds,
     ) -> Result<u64> {
         let window = ScanWindow {
             below_xid: Some(waiting.xmin),
@@ -99,25 +132,27 @@ impl AuditState {
         let none = FirstQuarantined::default();
         let unrecorded = Unrecorded::of(sql, reader, table, window, &none).await?;
         let metrics = &self.subject.metrics;
-        let takes = |row| {
-            if matches!(row, ScannedRow::Unresolved(_)) {
+        let takes = |row: ScannedRow| {
+            let is_missing = !in_memory.contains(row.id().as_bytes());
+            if is_missing && matches!(row, ScannedRow::Unresolved(_)) {
                 metrics.events_from_table.inc();
             }
-            true
+            is_missing
         };
-        let sending = from_table::hand_over(unrecorded, &mut self.events, next, takes, |_, _| {});
-        let sent = sending.await;
-        // Wait for the outcomes even if reading has failed. Otherwise the next attempt would find the rows still
-        // unrecorded, and send them again.
-        let settled = self.events.settled().await;
-        let sent = match (sent, settled) {
-            (Err(Interrupted::Failed(error)), _) => return Err(error),
-            (Err(Interrupted::SessionEnded), _) | (_, Err(SessionEnded)) => return Err(ended()),
-            (Ok(sent), Ok(())) => sent,
+        let (events, next) = (&mut self.events, &mut self.next);
+        let sending = from_table::hand_over(unrecorded, events, next, takes, |_, _| {});
+        let sent = match sending.await {
+            Ok(sent) => sent,
+            Err(Interrupted::Failed(error)) => return Err(error),
+            Err(Interrupted::SessionEnded) => return Err(ended()),
         };
         if window.finds_rows_by_ctid() {
             let shape = &captured.shape;
             shape::refuse_rewritten(sql, table, shape).await?;
+        }
+        if sent > 0 {
+            let unresolved = self.events.unresolved(waiting.end).await;
+            *in_memory = unresolved.ok().flatten().ok_or_else(ended)?;
         }
         Ok(sent)
     }

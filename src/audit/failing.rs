@@ -65,7 +65,8 @@ impl AuditState {
             .failing
             .is_some_and(|failing| failing.is_forgotten(now))
         {
-            self.succeeded();
+            self.failing = None;
+            self.subject.metrics.audit_is_unknown();
         }
     }
 

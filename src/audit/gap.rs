@@ -6,8 +6,8 @@
 //! so they would miss these rows.
 //!
 //! So the auditor notes the next transaction id when it finds the trace. It compares whole tables at once, and again
-//! when all older transactions have ended. Only then does it raise the floors and record the trace as covered. If the
-//! session ends earlier, the next session finds the same trace and starts over.
+//! when all older transactions have ended. Only after that does it raise the floors and record the trace as covered. If
+//! the session ends earlier, the next session finds the same trace and starts over.
 
 use super::{AuditState, AuditWait};
 use crate::capture::claim::Captured;
@@ -25,15 +25,19 @@ pub(super) struct PossibleGap {
     tables: Vec<bool>,
     /// The next transaction id when the trace was found. Transactions from this id on have no rows of the gap.
     horizon: u64,
-    /// Whether the tables have been compared since the trace was found.
-    pub(super) was_compared: bool,
+    /// The transaction id below which all rows were compared when whole tables were last compared because of the trace.
+    /// `None` if they were not compared yet.
+    pub(super) compared_to: Option<u64>,
 }
 
 impl PossibleGap {
     /// Whether the auditor must compare whole tables now. It compares them twice for each gap: when it has found the
     /// trace of the gap, and when all transactions that could have rows of the gap have ended.
     fn is_due(&self, waiting: AuditWait) -> bool {
-        !self.was_compared || waiting.xmin >= self.horizon
+        self.compared_to.is_none_or(|xmin| {
+            let is_complete = xmin >= self.horizon;
+            !is_complete && waiting.xmin >= self.horizon
+        })
     }
 }
 
@@ -84,7 +88,7 @@ impl AuditState {
                 .map(|captured| change.is_some() || has_grown(captured))
                 .collect(),
             horizon,
-            was_compared: false,
+            compared_to: None,
         });
         Ok(waiting.xmin < horizon)
     }
@@ -127,15 +131,17 @@ mod tests {
             trace: "changed".to_owned(),
             tables: vec![true],
             horizon: 100,
-            was_compared: false,
+            compared_to: None,
         };
         let audit = |xmin| AuditWait {
             xmin,
             end: Lsn::new(8),
         };
         assert!(gap.is_due(audit(90)));
-        gap.was_compared = true;
+        gap.compared_to = Some(90);
         assert!(!gap.is_due(audit(90)) && !gap.is_due(audit(99)));
         assert!(gap.is_due(audit(100)));
+        gap.compared_to = Some(100);
+        assert!(!gap.is_due(audit(100)) && !gap.is_due(audit(120)));
     }
 }

@@ -1,11 +1,16 @@
 //! Finds committed rows that replication missed, and publishes them from their table. After that, raises
 //! each table's floor to the oldest transaction that may have unresolved rows.
 //!
-//! The outbox is append-only and records are durable, so an unrecorded row is either in flight or was never
+//! The outbox is append-only and records are durable, so an unrecorded row is either in memory or was never
 //! streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the end of the
-//! WAL. Once the slot has confirmed the noted end of the WAL, every streamed row of a transaction older than
-//! the noted transaction has a record. If a row of such an older transaction has no record, there is a gap,
-//! and the auditor publishes the row. Then the auditor raises the table's floor to the noted transaction.
+//! WAL. Once the pipeline has read the stream up to the noted end of the WAL, every streamed row of a transaction
+//! older than the noted transaction has a record, or its event is in memory. The pipeline names the unresolved
+//! events in memory (`delivery::census`). If a row of such an older transaction has no record and is not among
+//! these events, there is a gap, and the auditor publishes the row. An event that waits, for example for its topic,
+//! delays no comparison.
+//!
+//! The auditor raises the table's floor to the noted transaction only after the slot has confirmed the noted end of
+//! the WAL and every published row has its outcome. While an event waits, the auditor keeps looking for new gaps.
 //!
 //! The stream misses a row when the publication does not contain the row's table at the row's position in
 //! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
@@ -38,6 +43,7 @@
 //! rows of a table (`capture`).
 
 mod compare;
+mod conclusion;
 mod ending;
 mod failing;
 mod former;
@@ -46,7 +52,7 @@ mod statements;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use decoder::Lsn;
 use slot_manager::publication::{self, CapturedTable, PublicationState};
@@ -58,14 +64,16 @@ use crate::capture::claim::{self, Captured};
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::TableSender;
 use crate::capture::tops::{self, Tops};
-use crate::capture::{Bounds, ScanWindow, scan};
+use crate::capture::{Bounds, scan};
 use crate::error::{Error, Result};
+use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
 use crate::postgres::{Sql, Target, connect_patiently, current_snapshot};
 use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits::{self, AuditHistory};
 use crate::throttled_log::ThrottledLog;
+use conclusion::ComparedTables;
 use failing::FailingAudits;
 use gap::PossibleGap;
 
@@ -76,8 +84,8 @@ const INTERVAL: Duration = Duration::from_secs(300);
 /// complete records publishes again all events since the last audit. The auditor also pauses this long before a
 /// retry, while the publication is wrong, and while it waits for older transactions to end.
 const SOON: Duration = Duration::from_secs(10);
-/// Time between two polls of a slot that has not confirmed the awaited position yet. Also the pause after
-/// an audit has found a new trace of a gap.
+/// Time between two checks whether the pipeline has read, or the slot has confirmed, the awaited position. Also the
+/// pause after an audit has found a new trace of a gap.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -146,6 +154,9 @@ pub(crate) fn start(
             subject,
             events,
             waiting: None,
+            compared: None,
+            settling: None,
+            next: EventPosition::default(),
             tops: None,
             delivered: None,
             goal: None,
@@ -175,7 +186,7 @@ pub(crate) fn start(
             };
             tokio::select! {
                 // The publication or a table has changed, so rows may be missing.
-                () = hasten.notified() => audit.has_trace = true,
+                () = hasten.notified() => audit.starts_over(),
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -187,9 +198,16 @@ struct AuditState {
     subject: AuditSubject,
     events: TableSender,
     everything: bool,
-    /// The position that the slot must confirm before the present audit can compare the tables. `None` between two
-    /// audits.
+    /// The position up to which the pipeline must read the stream before the present audit can compare the tables.
+    /// `None` between two audits.
     waiting: Option<AuditWait>,
+    /// What the present audit has found, if it has compared the tables and cannot raise the floors yet.
+    compared: Option<ComparedTables>,
+    /// Gets a message when every row that the auditor has sent is resolved. `None` if this has happened, or if the
+    /// auditor has sent no row.
+    settling: Option<oneshot::Receiver<()>>,
+    /// The position for the next event from a table.
+    next: EventPosition,
     tops: Option<Tops>,
     /// Number of delivered events when the last audit began.
     delivered: Option<u64>,
@@ -216,7 +234,7 @@ struct AuditState {
     broken: mpsc::Sender<Error>,
 }
 
-/// The position and transaction for which an audit waits.
+/// The position and transaction to which an audit refers.
 #[derive(Debug, Clone, Copy)]
 struct AuditWait {
     /// The oldest transaction that was running when the audit began, or the next transaction id if none
@@ -234,36 +252,6 @@ async fn open(target: &Target) -> Result<Sql> {
     Ok(sql)
 }
 
-/// Whether a partition was attached whose rows the stream may have missed: rows below the floor of its table, or
-/// rows that were written before the partition was attached.
-async fn any_overlooked(
-    sql: &Sql,
-    tables: &[TableSettings],
-    captured: &[Captured],
-    records: RecordKeeping,
-) -> Result<bool> {
-    for (table, captured) in tables.iter().zip(captured) {
-        let window = ScanWindow::unresolved(captured, records);
-        if statements::has_overlooked(sql, table, &window).await? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Whether the audit should raise the floor to the transaction id `xmin` even if nothing else has changed. It should if
-/// the column `inserted_xid` was added to the table, and the floor is not yet above the transaction that added it.
-///
-/// In rows that are older than the column, `inserted_xid` does not name the transaction that inserted the row. For
-/// these rows, the relay uses PostgreSQL's system column `xmin` instead. But an update changes `xmin`, so an old row
-/// looks new. This harm ends once the floor is above the transaction that added the column, because all rows that are
-/// older than the column then count as resolved.
-fn has_new_column(captured: &Captured, xmin: u64) -> bool {
-    let floor = captured.record.floor;
-    let mut added = captured.record.added_xids.iter();
-    xmin > floor && added.any(|xid| *xid >= floor)
-}
-
 impl AuditState {
     /// Performs one step of an audit. Returns the time until the next step.
     async fn round(&mut self, sql: &mut Option<Sql>) -> Result<Duration> {
@@ -279,6 +267,7 @@ impl AuditState {
         let (earlier, reached, state) = self.survey(sql, waiting.end).await?;
         if !state.problems().is_empty() {
             // The publication is wrong. The supervisor reports the problem, and wakes the auditor when it is solved.
+            self.starts_over();
             return Ok(SOON);
         }
         let fingerprint = state.fingerprint();
@@ -288,18 +277,27 @@ impl AuditState {
         if !is_as_it_was && self.ends_after_change(sql, records).await? {
             return Ok(SOON);
         }
-        if !reached {
-            return Ok(AT_ONCE);
+        if let Some(compared) = self
+            .compared
+            .take_if(|compared| compared.is_of(fingerprint))
+        {
+            return self.conclude(sql, waiting, compared, reached).await;
         }
+        self.compared = None;
+        if !is_as_it_was {
+            self.subject.metrics.gap_is_seen();
+        }
+        let Some(in_memory) = self.in_memory(records, waiting.end, reached).await? else {
+            return Ok(AT_ONCE);
+        };
         let (captured, detached) = self.tables(sql).await?;
         if records.may_lack_records()
             && (former::any_became_readable(&captured, &detached)
-                || any_overlooked(sql, &self.subject.tables, &captured, records).await?)
+                || statements::any_overlooked(sql, &self.subject.tables, &captured, records)
+                    .await?)
         {
             return self.end_session(sql).await;
         }
-        let mut partitions = captured.iter().map(Captured::new_partitions);
-        let has_partitions = partitions.any(|new| !new.is_empty());
         let change = self.has_trace.then_some(fingerprint);
         if self
             .notes_gap(sql, change, &captured, records, waiting)
@@ -311,32 +309,30 @@ impl AuditState {
         let former = self
             .former(sql, &captured, &detached, waiting, !self.has_trace)
             .await?;
-        let mut writes = self.goal.is_some() && waiting.xmin > self.floor;
-        writes |= !earlier.had_one || has_partitions || former.any_change();
-        writes |= captured.iter().any(|one| has_new_column(one, waiting.xmin));
+        let mut partitions = captured.iter().map(Captured::new_partitions);
+        let mut writes = !earlier.had_one || partitions.any(|new| !new.is_empty());
         if !records.may_lack_records() {
             writes |= self.gap.is_some();
-            writes |= self.compare(sql, &captured, &detached, waiting).await?;
-        }
-        self.waiting = None;
-        if self.may_grow(waiting) {
-            self.succeeded();
-            return Ok(SOON);
-        }
-        // Write only if something has changed, so that an idle relay writes nothing.
-        if writes {
-            self.resolved(sql, &captured, &former, waiting, fingerprint, &earlier)
+            writes |= self
+                .compare(sql, &captured, &detached, waiting, in_memory)
                 .await?;
-            self.floor = waiting.xmin;
-            self.goal = self.goal.filter(|goal| waiting.xmin < *goal);
         }
-        (self.gap, self.everything, self.has_trace) = (None, false, false);
+        let compared = ComparedTables {
+            captured,
+            former,
+            earlier,
+            publication: fingerprint.to_owned(),
+            writes,
+            at: Instant::now(),
+        };
         self.succeeded();
-        Ok(if records.may_lack_records() || former.any_waits {
-            SOON
-        } else {
-            INTERVAL
-        })
+        self.conclude(sql, waiting, compared, reached).await
+    }
+
+    /// Begins the present audit again, because the stream may have left out more rows.
+    fn starts_over(&mut self) {
+        (self.has_trace, self.gap) = (true, None);
+        (self.waiting, self.compared) = (None, None);
     }
 
     /// Reads the captured tables and their former partitions.

@@ -3,18 +3,40 @@
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};
 
+use crate::capture::claim::Captured;
 use crate::capture::table::altered_since;
 use crate::capture::{ScanWindow, scan, shape};
 use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::postgres::Sql;
+use crate::store::relay_row::RecordKeeping;
+
+/// Whether a partition was attached whose rows the stream may have missed: rows below the floor of its table, or
+/// rows that were written before the partition was attached.
+///
+/// # Errors
+/// The errors of [`has_overlooked`].
+pub(super) async fn any_overlooked(
+    sql: &Sql,
+    tables: &[TableSettings],
+    captured: &[Captured],
+    records: RecordKeeping,
+) -> Result<bool> {
+    for (table, captured) in tables.iter().zip(captured) {
+        let window = ScanWindow::unresolved(captured, records);
+        if has_overlooked(sql, table, &window).await? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
 
 /// Whether a partition was attached with rows that the stream might not have contained; see
 /// [`ScanWindow::overlooked`].
 ///
 /// # Errors
 /// `slot-busy` when the table was altered or rewritten in the meantime; database errors.
-pub(super) async fn has_overlooked(
+async fn has_overlooked(
     sql: &Sql,
     settings: &TableSettings,
     window: &ScanWindow<'_>,

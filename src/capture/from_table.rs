@@ -7,9 +7,11 @@
 
 mod receiving;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use decoder::Lsn;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
@@ -39,7 +41,16 @@ pub(crate) enum FromTable {
     /// The pipeline answers when all events from tables are resolved, including all events that were sent
     /// before this item.
     Settle(oneshot::Sender<()>),
+    /// The pipeline answers with the ids of all unresolved events in memory, once it knows them. If it has not read the
+    /// stream up to the position `end` yet, it drops `answer` instead.
+    Unresolved {
+        end: Lsn,
+        answer: oneshot::Sender<UnresolvedIds>,
+    },
 }
+
+/// The ids of unresolved events.
+pub(crate) type UnresolvedIds = HashSet<[u8; 16], foldhash::fast::RandomState>;
 
 pub(crate) fn channel() -> (TableSender, TableRows) {
     let (sender, receiver) = mpsc::channel(1);
@@ -113,14 +124,39 @@ impl TableSender {
         self.ask(FromTable::Settle).await
     }
 
+    /// Sends the batch. The returned receiver gets a message when all events that were sent are resolved.
+    pub(crate) async fn settling(&mut self) -> Result<oneshot::Receiver<()>, SessionEnded> {
+        self.put(FromTable::Settle).await
+    }
+
+    /// Returns the ids of all unresolved events that the pipeline has read from the stream or taken from a table. Also
+    /// contains some events that were resolved meanwhile. Returns `None` if the pipeline has not read the stream up to
+    /// the position `end` yet, or if the session has ended.
+    pub(crate) async fn unresolved(
+        &mut self,
+        end: Lsn,
+    ) -> Result<Option<UnresolvedIds>, SessionEnded> {
+        let answered = self.put(|answer| FromTable::Unresolved { end, answer });
+        Ok(answered.await?.await.ok())
+    }
+
     async fn ask(
         &mut self,
         question: fn(oneshot::Sender<()>) -> FromTable,
     ) -> Result<(), SessionEnded> {
+        let answered = self.put(question);
+        answered.await?.await.map_err(|_| SessionEnded)
+    }
+
+    /// Sends the batch and a question after it. Returns the receiver of the answer.
+    async fn put<A>(
+        &mut self,
+        question: impl FnOnce(oneshot::Sender<A>) -> FromTable,
+    ) -> Result<oneshot::Receiver<A>, SessionEnded> {
         let (answer, answered) = oneshot::channel();
         self.batch.push(question(answer));
         self.flush().await?;
-        answered.await.map_err(|_| SessionEnded)
+        Ok(answered)
     }
 
     /// Sends the batch, full or not.

@@ -235,6 +235,12 @@ impl MovedRows {
         }
     }
 
+    /// The ids of the moved rows that wait.
+    pub(crate) fn waiting_ids(&self) -> impl Iterator<Item = [u8; 16]> {
+        let rows = self.waiting.values().flatten().chain(&self.for_recovery);
+        rows.map(|row| row.row.event_id().uuid)
+    }
+
     /// Whether this session is already sending the event with this id, because it has received an earlier move of the
     /// same row.
     pub(crate) fn is_being_sent(&self, event_id: &EventId) -> bool {

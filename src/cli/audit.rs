@@ -145,6 +145,11 @@ fn text(report: &AuditReport, paint: Paint) -> String {
             Severity::Warning,
             "Not complete: some detached partitions cannot be read, and may have unpublished events.",
         ),
+        AuditResult::Waiting if !report.slot_has_passed => (
+            Severity::Warning,
+            "The events above wait. The slot has not yet passed the newest rows, so nobody knows whether the \
+             stream has left out any of them: `postrider slot show` says why.",
+        ),
         AuditResult::Complete => (Severity::Ok, "Complete: every event has its outcome."),
         AuditResult::Waiting => (
             Severity::Warning,
@@ -162,7 +167,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
         text += "With dispatch = exceptions published events have no record, so this audit cannot \
                  find a missing event: it counts every row that the slot has passed as published.\n";
     }
-    if !report.slot_has_passed {
+    if !report.slot_has_passed && report.result != AuditResult::Waiting {
         text += "The slot has not yet passed the newest rows, so those without a record count as \
                  waiting: `postrider slot show` says why.\n";
     }

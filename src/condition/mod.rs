@@ -67,8 +67,8 @@ pub struct Condition {
     pub what: Option<String>,
     /// What to do about the error; `None` if there is no error.
     pub hint: Option<String>,
-    /// A check that the relay cannot make, although it delivers. `None` if the relay can make all checks, or
-    /// if it does not deliver.
+    /// A check that the relay has not made, although it delivers to some topics at least. `None` if the relay has made
+    /// all checks, or if it does not deliver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
     /// Seconds until the relay has caught up, at the present rate. `None` if it is not catching up, or if the
@@ -152,6 +152,8 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
     let lasts = |trouble: &Trouble| age(trouble.since) >= FAILS_AFTER;
     let failing = facts.topics.iter().filter(|topic| lasts(&topic.trouble));
     let failing: Vec<&FailingTopic> = failing.collect();
+    let auditing = facts.auditing.as_ref();
+    let auditing = auditing.filter(|audit| lasts(&audit.trouble));
     let mut unchecked = None;
     let (state, trouble) = match &facts.phase.0 {
         _ if facts.opening.is_some() => (State::BlockedOnDatabase, facts.opening.as_ref()),
@@ -170,7 +172,10 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
             let publication = facts.publication.as_ref().filter(|trouble| lasts(trouble));
             match (database, first, publication) {
                 (Some(trouble), _, _) => (State::BlockedOnDatabase, Some(trouble)),
-                (None, Some(trouble), _) => (State::BlockedOnPubsub, Some(trouble)),
+                (None, Some(trouble), _) => {
+                    unchecked = what_is_unchecked(None, auditing.filter(|audit| audit.has_gap));
+                    (State::BlockedOnPubsub, Some(trouble))
+                }
                 (None, None, Some(trouble)) if is_silence(trouble.code) => {
                     (State::BlockedOnDatabase, Some(trouble))
                 }
@@ -186,7 +191,7 @@ pub fn judge(facts: &RelayFacts, now: Instant) -> Condition {
                     } else {
                         State::Streaming
                     };
-                    unchecked = what_is_unchecked(publication, facts.auditing.as_ref());
+                    unchecked = what_is_unchecked(publication, auditing);
                     (state, unchecked.map(|(_, trouble)| trouble))
                 }
             }
@@ -315,7 +320,7 @@ impl Condition {
     /// How urgent the condition is.
     pub fn severity(&self) -> Severity {
         match self.state {
-            _ if self.unchecked.is_some() => Severity::Warning,
+            _ if self.unchecked.is_some() && !self.is_held_up() => Severity::Warning,
             State::Streaming => Severity::Ok,
             State::Starting | State::CatchingUp | State::Recovering | State::Standby => {
                 Severity::Info

@@ -225,6 +225,29 @@ fn a_relay_whose_audits_fail_is_a_warning_and_a_possible_gap_comes_first() {
 }
 
 #[test]
+fn a_possible_gap_is_named_while_a_topic_fails_and_does_not_lower_the_severity() {
+    let now = now();
+    let mut facts = streaming(now);
+    facts.topics = vec![topic("a", ago(now, 90))];
+    let mut audit = AuditTrouble {
+        trouble: trouble(Code::PublicationGap, ago(now, 12)),
+        has_gap: true,
+    };
+    facts.auditing = Some(audit.clone());
+    let condition = judge(&facts, now);
+    assert_eq!(condition.unchecked, Some(Unchecked::Gap));
+    assert_eq!(condition.code.as_deref(), Some("topic-missing"));
+    assert_eq!(condition.severity(), Severity::Error);
+    audit.trouble.since = ago(now, 1);
+    facts.auditing = Some(audit);
+    assert_eq!(
+        judge(&facts, now).unchecked,
+        None,
+        "an audit usually follows at once"
+    );
+}
+
+#[test]
 fn the_estimate_is_shown_only_while_the_relay_catches_up() {
     let now = now();
     let mut facts = streaming(now);

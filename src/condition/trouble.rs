@@ -34,7 +34,8 @@ impl Trouble {
     }
 }
 
-/// An error that prevents the auditor from finding rows that the stream has left out.
+/// An error that prevents the auditor from finding rows that the stream has left out, or a gap that the auditor has not
+/// looked into yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditTrouble {
     /// The error.
@@ -189,7 +190,20 @@ impl Troubles {
         board.auditing = Some(AuditTrouble { trouble, has_gap });
     }
 
-    /// Notes that an audit has succeeded.
+    /// Notes that the stream may have left out rows since now, and that no audit has looked for them yet.
+    pub fn sees_gap(&self) {
+        let what = "the publication or a captured table was altered, and the relay has not compared the tables \
+                    with outbox.dispatch yet";
+        let error = Error::new(Code::PublicationGap, what).hint(
+            "the relay compares the tables once it has read the stream up to the end. If something holds up \
+             delivery, remove that cause",
+        );
+        let trouble = Trouble::of(&error, Instant::now());
+        let has_gap = true;
+        self.lock().auditing = Some(AuditTrouble { trouble, has_gap });
+    }
+
+    /// Notes that an audit has succeeded, or that audits no longer fail.
     pub fn can_audit(&self) {
         self.lock().auditing = None;
     }

@@ -22,7 +22,7 @@ impl Unchecked {
             Self::Publication => "could not check its publication and its slot",
             Self::Tables => "could not look for rows that the stream leaves out",
             Self::Gap => {
-                "could not publish the rows that the stream may have left out, because its audit fails"
+                "has not published the rows that the stream may have left out, because no audit has succeeded"
             }
         }
     }

@@ -100,6 +100,11 @@ impl Verdict {
     /// Adds to the verdict what the relay cannot check.
     fn without_checks(&mut self, said: &Condition, unchecked: Unchecked) {
         self.severity = self.severity.max(said.severity());
+        if said.is_held_up() {
+            // The code and the text of the condition are those of the topics.
+            self.meaning += &format!("; and the relay {}", unchecked.meaning());
+            return;
+        }
         let code = said.code.as_deref().unwrap_or("unknown");
         let what = said.what.as_deref().unwrap_or("unknown");
         self.meaning += &format!(

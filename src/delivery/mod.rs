@@ -8,7 +8,7 @@
 //! the outcome of each event, and `records` has the writer of the dispatch rows. `failing_topics` knows which topics
 //! fail. [`flow_control`] limits the memory of events, and says when lanes linger. `bad_events` handles events that
 //! can never be published, [`quarantine`] makes the later events of their keys wait, and `released` publishes events
-//! that are released from quarantine. [`topic_maker`] creates missing topics.
+//! that are released from quarantine. [`topic_maker`] creates missing topics. `census` lists the unresolved events.
 //!
 //! **Invariants.** An event is resolved only when its dispatch row is durable, or when it needs no row. A
 //! key has at most one request in flight. All events in memory count against one budget.
@@ -17,6 +17,7 @@
 //! the rows (`store`), and positions of the stream (`watermark`).
 
 mod bad_events;
+mod census;
 mod failing_topics;
 pub(crate) mod flow_control;
 mod outcomes;
@@ -29,6 +30,7 @@ pub(crate) mod topic_maker;
 use std::sync::Arc;
 use std::time::Instant;
 
+use census::Census;
 pub(crate) use failing_topics::EarlierFailures;
 use failing_topics::FailingTopics;
 use flow_control::FlowControl;
@@ -56,6 +58,8 @@ pub(crate) struct Delivery {
     failing: FailingTopics,
     releases: Releases,
     outcomes: EventOutcomes,
+    /// The running census. `None` if none was requested.
+    census: Option<Census>,
 }
 
 impl Delivery {
@@ -82,6 +86,7 @@ impl Delivery {
             topic_maker,
             failing: FailingTopics::new(metrics.troubles.clone(), EarlierFailures::default()),
             releases: Releases::new(releaser),
+            census: None,
             outcomes: EventOutcomes {
                 flow: FlowControl::new(settings.in_flight_bytes),
                 recorder: Recorder::start(settings, reader, &metrics.troubles),
@@ -203,6 +208,7 @@ impl Delivery {
             topic = self.topic_maker.made() => self.lanes.hasten(&topic, Instant::now()),
             () = until(next_due), if next_due.is_some() => {}
         }
+        self.finish_census();
         Ok(self.outcomes.recorder.take_resolved())
     }
 

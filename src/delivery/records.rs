@@ -72,6 +72,7 @@ impl Delivery {
             if let Ok(Answer {
                 request,
                 result: Ok(ids),
+                ..
             }) = answer
             {
                 self.on_published(request, ids);

@@ -14,6 +14,8 @@ use crate::metrics::KindLabel;
 pub(crate) struct Attempts {
     publisher: Publisher,
     running: JoinSet<Answer>,
+    /// Number of attempts that were started so far.
+    started: u64,
     backoff: Backoff,
 }
 
@@ -23,17 +25,34 @@ impl Attempts {
         Self {
             publisher,
             running: JoinSet::new(),
+            started: 0,
             backoff: Backoff::new(seed),
         }
     }
 
     fn start(&mut self, request: Request, now: Instant) {
         let publisher = self.publisher.clone();
+        let number = self.started;
+        self.started += 1;
         self.running.spawn(async move {
             let messages = request.events.iter().map(|event| &event.message);
             let result = publisher.publish(&request.key.topic, messages, now).await;
-            Answer { request, result }
+            Answer {
+                request,
+                result,
+                number,
+            }
         });
+    }
+
+    /// Number of attempts that were started so far.
+    pub(super) fn started(&self) -> u64 {
+        self.started
+    }
+
+    /// Number of attempts in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.running.len()
     }
 
     /// Waits for the next answer; returns `None` when no attempt is in flight. Cancel-safe.
@@ -51,6 +70,8 @@ impl Attempts {
 pub(super) struct Answer {
     pub(super) request: Request,
     pub(super) result: Result<MessageIds, Failure>,
+    /// Number of attempts that were started before this one.
+    pub(super) number: u64,
 }
 
 impl Delivery {
@@ -67,8 +88,14 @@ impl Delivery {
     }
 
     pub(super) fn on_answer(&mut self, answer: Result<Answer, JoinError>) -> Result<()> {
-        let Answer { request, result } =
-            answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        let Answer {
+            request,
+            result,
+            number,
+        } = answer.map_err(|e| Error::new(Code::Internal, "a publish task ended").caused_by(e))?;
+        if let Some(census) = &mut self.census {
+            census.answered(number, &request, result.is_err());
+        }
         self.outcomes.flow.answered(&request.events);
         match result {
             Ok(message_ids) => {

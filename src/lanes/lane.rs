@@ -192,6 +192,12 @@ impl Lane {
         first.map(|event| event.origin.commit_time)
     }
 
+    /// The events that wait in the lane, except those of the request in flight.
+    pub(super) fn waiting_events(&self) -> impl Iterator<Item = &Event> {
+        let again = self.again.iter().flat_map(|request| &request.events);
+        again.chain(&self.queue)
+    }
+
     /// All waiting events, in the order in which they would be sent.
     pub(super) fn into_events(self) -> impl Iterator<Item = Event> {
         let again = self.again.map(|request| request.events);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use decoder::PgTimestamp;
 
 use super::Lanes;
-use crate::event::OrderingKey;
+use super::lane::Lane;
+use crate::event::{Event, OrderingKey};
 
 /// The pending work of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,12 @@ impl Lanes {
             };
             visit(&lane.key.topic, standing);
         }
+    }
+
+    /// The events of all lanes, except those of requests in flight.
+    pub(crate) fn events(&self) -> impl Iterator<Item = &Event> {
+        let lanes = self.entries.iter().filter_map(|entry| entry.lane.as_ref());
+        lanes.flat_map(Lane::waiting_events)
     }
 
     /// Number of requests in flight.

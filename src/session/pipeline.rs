@@ -15,10 +15,10 @@ mod moved_rows;
 mod read_progress;
 mod recovered_rows;
 mod server_stop;
+mod table_rows;
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use decoder::Oid;
 use decoder::frame::Frame;
 use replication::{Chunk, Confirmable, Source, Watermark, frames};
@@ -31,7 +31,7 @@ use self::server_stop::server_waits_in_vain;
 use super::supervisor::Supervision;
 use crate::capture::claim;
 use crate::capture::earlier::OutcomeLookup;
-use crate::capture::from_table::{self, FromTable, TableRows};
+use crate::capture::from_table::{self, TableRows};
 use crate::capture::intake::{Intake, IntakeStep};
 use crate::capture::moved::{MappedRow, MovedRow, MovedRows};
 use crate::capture::table;
@@ -40,7 +40,6 @@ use crate::delivery::flow_control::backlog::Backlog;
 use crate::delivery::{Delivery, until};
 use crate::error::{Code, Error, Result};
 use crate::lanes::Serve;
-use crate::mapping::MapError;
 use crate::metrics::Metrics;
 use crate::recovery::{RowsFromTables, Seam, SeamStep};
 use crate::store::dispatch::{Lookup, ResolvedEvents};
@@ -178,33 +177,6 @@ impl Pipeline {
             self.watermark.resolve(commit, events);
             if self.moved.any_waits() && !self.watermark.is_unresolved(commit) {
                 self.take_all_that_waited_for(commit).await?;
-            }
-        }
-        Ok(())
-    }
-
-    fn on_table_rows(&mut self, batch: Vec<FromTable>) -> Result<()> {
-        for row in batch {
-            match row {
-                FromTable::Event(row) => {
-                    let origin = &row.event.origin;
-                    self.from_table.taken(origin.position, &origin.event_id);
-                    self.delivery.take(row.topic, row.ordering_key, row.event);
-                }
-                FromTable::Unmappable(MapError::Event(error)) if error.fault.is_of_the_row() => {
-                    let event_id = &error.known.event_id;
-                    self.from_table.taken(error.at.position, event_id);
-                    self.delivery.take_unmappable(error, Bytes::new())?;
-                }
-                FromTable::Unmappable(error) => {
-                    self.send_what_came_before();
-                    return Err(error.into());
-                }
-                FromTable::Queued(answer) => {
-                    // If the task that asked has ended, nobody needs the answer.
-                    let _ = answer.send(());
-                }
-                FromTable::Settle(answer) => self.from_table.settle(answer),
             }
         }
         Ok(())

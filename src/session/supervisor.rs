@@ -376,8 +376,9 @@ impl Watcher {
             tracing::warn!(
                 code = "publication-drift",
                 "the publication or a captured table was altered or recreated: rows inserted \
-                 in between may not have been streamed; comparing the tables with outbox.dispatch"
+                 in between may not have been streamed; an audit of the tables follows"
             );
+            self.metrics.gap_is_seen();
             self.audit.notify_one();
         } else if problems.is_empty() && state.has_other_partitions_than(&self.state) {
             self.audit.notify_one();

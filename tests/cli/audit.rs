@@ -90,6 +90,7 @@ async fn rows_without_a_record_wait_until_the_slot_has_passed_them() {
     assert_contains(&ran.stdout, "     11980  published");
     assert_contains(&ran.stdout, "        20  waiting for the relay");
     assert_contains(&ran.stdout, "The slot has not yet passed the newest rows");
+    assert!(!ran.stdout.contains("Nothing is missing"), "{}", ran.stdout);
 
     let ran = after_advance(&database).await;
     ran.assert_status(2);

@@ -1,6 +1,7 @@
 //! Tests of the auditor: it finds and delivers rows that the publication left out of the stream, but no
 //! rows from before the first start.
 
+mod missing_topic;
 mod recreated;
 
 use std::time::Duration;

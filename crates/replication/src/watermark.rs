@@ -254,6 +254,13 @@ impl Watermark {
         Confirmable(first.map_or(self.position, |pending| pending.floor))
     }
 
+    /// The position up to which the stream was read: every transaction that was committed before it has ended here,
+    /// resolved or not.
+    #[inline]
+    pub fn read_up_to(&self) -> Lsn {
+        self.position
+    }
+
     /// Whether a transaction has begun but not ended.
     #[inline]
     pub fn is_open(&self) -> bool {

@@ -57,6 +57,7 @@ impl TableRows {
     /// Answers as soon as all events from tables are resolved. Events that the pipeline takes later can delay the
     /// answer.
     pub(crate) fn settle(&mut self, answer: oneshot::Sender<()>) {
+        self.waiting.retain(|waiting| !waiting.is_closed());
         self.waiting.push(answer);
         self.answer();
     }

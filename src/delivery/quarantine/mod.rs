@@ -214,6 +214,16 @@ impl Quarantine {
         self.releases.forget_recorded(self.durable);
     }
 
+    /// Number of records that were given to the writer so far.
+    pub(crate) fn records_handed(&self) -> u64 {
+        self.handed
+    }
+
+    /// Whether the first `records` records that the writer was given are durable.
+    pub(crate) fn are_durable(&self, records: u64) -> bool {
+        self.durable >= records
+    }
+
     /// Whether all records that the writer was given are durable.
     pub(crate) fn is_settled(&self) -> bool {
         self.durable == self.handed

@@ -89,6 +89,15 @@ impl ReleaseTurns {
         }
     }
 
+    /// The events that are held in memory.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Event> {
+        let stages = self.by_group.values().map(|release| &release.stage);
+        stages.flat_map(|stage| match stage {
+            Stage::Handover(held) => held.as_slice(),
+            Stage::Begun(_) | Stage::Paging | Stage::Ended | Stage::Failed => &[],
+        })
+    }
+
     /// Takes all held events out of memory. Returns the events of each group, and why they wait. The caller records
     /// the events as released, for this reason. The releases of these groups go back to the stage `Paging`, and read
     /// the events from the table later.

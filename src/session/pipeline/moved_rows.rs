@@ -70,17 +70,20 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row. Skips the row if its event has an outcome already, or if this session is already sending
-    /// the event because of an earlier move.
+    /// Delivers a moved row. Skips the row in three cases: its event has an outcome already, this session is already
+    /// sending the event because of an earlier move, or the auditor has read the row from the table.
     ///
-    /// In the second case, the row counts as resolved at once. This is safe, because the relay confirms positions in
-    /// order: it confirms this row only after the earlier move, and the earlier move only after the event's outcome.
+    /// In the last two cases, the row counts as resolved at once. This is safe after an earlier move, because the relay
+    /// confirms positions in order: it confirms this row only after the earlier move, and the earlier move only after
+    /// the event's outcome. It is safe after the auditor, because an event from the table keeps the floor of its table
+    /// from rising.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;
         self.moved
             .forget_sent(|commit| !watermark.is_unresolved(commit));
-        if self.moved.is_being_sent(row.event_id()) {
+        let event_id = row.event_id();
+        if self.moved.is_being_sent(event_id) || self.from_table.is_unresolved(event_id) {
             self.watermark.resolve(commit, 1);
             return Ok(());
         }

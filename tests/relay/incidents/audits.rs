@@ -68,8 +68,7 @@ async fn the_audit_of_a_gap_fails() {
     insert_orders(&desk.database, 2, 1).await;
     let back = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
     desk.database.execute(back).await;
-    let meaning =
-        "could not publish the rows that the stream may have left out, because its audit fails";
+    let meaning = "has not published the rows that the stream may have left out, because no audit has succeeded";
     let says = &[
         "STREAMING: events are published as they are committed; but for ",
         "could not publish the rows that the stream may have left out",
