@@ -71,7 +71,7 @@ async fn the_audit_of_a_gap_fails() {
     let meaning = "has not published the rows that the stream may have left out, because no audit has succeeded";
     let says = &[
         "STREAMING: events are published as they are committed; but for ",
-        "could not publish the rows that the stream may have left out",
+        "has not published the rows that the stream may have left out",
         "BYPASSRLS",
     ];
     let sight = desk.sees(fails(says)).await;
