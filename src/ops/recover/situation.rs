@@ -6,6 +6,7 @@ use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, on_standby};
+use crate::recovery::foreign_records::ForeignRecords;
 use crate::recovery::slot_verdict::{OpeningFacts, SlotVerdict};
 use crate::settings::Settings;
 use crate::store::capture_record as captures;
@@ -16,6 +17,8 @@ pub(crate) struct Situation {
     pub(crate) cluster: Cluster,
     pub(crate) slot: Option<Slot>,
     earlier: Option<EarlierSession>,
+    /// Why the relay's records do not belong to this server; `None` if they do.
+    foreign: Option<ForeignRecords>,
     /// Another slot that owns one of the tables, if any.
     pub(crate) owner: Option<SlotName>,
     /// The identities of the tables' capture records.
@@ -63,8 +66,8 @@ impl Situation {
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::find_tables(sql, &settings.tables).await?;
-        let is_foreign = is_foreign(earlier.as_ref(), &cluster);
-        let records = if is_foreign {
+        let foreign = ForeignRecords::find(sql, name, earlier.as_ref(), &cluster).await?;
+        let records = if foreign.is_some() {
             captures::read_as_adopted(&**sql).await?
         } else {
             captures::read(&**sql).await?
@@ -80,6 +83,7 @@ impl Situation {
             cluster,
             slot,
             earlier,
+            foreign,
             owner: other.and_then(|owner| owner.parse().ok()),
             identities: identities.collect(),
             records: keeping,
@@ -113,18 +117,21 @@ impl Situation {
         Ok(situation)
     }
 
-    /// Whether the relay's records come from another cluster, or from another database of this cluster.
+    /// Whether the relay's records come from another cluster, from another database of this cluster, or from a later
+    /// state of this server.
     pub(crate) fn is_foreign(&self) -> bool {
-        is_foreign(self.earlier.as_ref(), &self.cluster)
+        self.foreign.is_some()
     }
 
-    /// Whether the relay's records come from another cluster. The transaction ids in the records can then be higher
-    /// than all transaction ids of this cluster.
-    pub(super) fn is_of_another_cluster(&self) -> bool {
-        let earlier = self.earlier.as_ref();
-        earlier.is_some_and(|row| {
-            row.origin.system_identifier != self.cluster.origin().system_identifier
-        })
+    /// Whether the records come from this database, but from a later state of the server.
+    pub(super) fn is_of_a_later_state(&self) -> bool {
+        matches!(self.foreign, Some(ForeignRecords::Later(_)))
+    }
+
+    /// Whether the transaction ids in the records can be higher than all transaction ids of this cluster.
+    pub(super) fn may_have_higher_ids(&self) -> bool {
+        let foreign = self.foreign.as_ref();
+        self.is_of_a_later_state() || foreign.is_some_and(ForeignRecords::is_of_another_cluster)
     }
 
     /// Whether the tables or the records belong to another server, database or slot.
@@ -133,12 +140,10 @@ impl Situation {
     }
 
     fn why(&self, slot: &SlotName, facts: OpeningFacts<'_>) -> Option<RecoveryReason> {
-        if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
+        if let Some(foreign) = &self.foreign {
             let what = format!(
-                "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
-                 run here until `postrider recover --adopt`",
-                earlier.origin,
-                self.cluster.origin()
+                "{}: a relay refuses to run here until `postrider recover --adopt`",
+                foreign.what(slot)
             );
             return Some(RecoveryReason {
                 name: Code::ForeignCluster.name(),
@@ -168,10 +173,6 @@ impl Situation {
             }
         }
     }
-}
-
-fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
-    earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
 }
 
 /// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from

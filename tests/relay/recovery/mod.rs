@@ -5,6 +5,7 @@ mod blocked;
 mod copies;
 mod from_table;
 mod interrupted;
+mod later_state;
 pub(crate) mod lost_slot;
 mod other_server;
 mod table_added;
