@@ -3,6 +3,7 @@
 
 mod blocked;
 mod copies;
+mod forecast;
 mod from_table;
 mod interrupted;
 mod later_state;
