@@ -37,12 +37,13 @@ struct CheckJson<'a> {
 }
 
 pub(super) fn run(settings: &Settings, args: &CheckArgs) -> Result<ExitCode> {
-    let sections = if args.offline {
-        check::settings_alone(settings)
+    let (sections, forecast) = if args.offline {
+        let sections = check::settings_alone(settings);
+        let forecast = Forecast::of(&sections, None, settings);
+        (sections, forecast)
     } else {
         super::block_on(async { Ok(check::everything(settings).await) })?
     };
-    let forecast = Forecast::of(&sections, settings);
     let mut findings = Findings::default();
     for section in sections {
         findings.section(section.heading, section.findings);

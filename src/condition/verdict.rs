@@ -40,6 +40,9 @@ pub struct StateFacts<'a> {
     /// capturing began. If so, somebody has deleted the row, or has advanced the slot before the first start of a
     /// relay.
     pub lacks_row: bool,
+    /// Why the records of the relay do not belong to this server, although the cluster and the database are the
+    /// recorded ones, and what to do. `None` if no such fault is known.
+    pub foreign_records: Option<(&'a str, &'a str)>,
 }
 
 /// Maximum age of a condition that a relay without a stream has written. Such a relay writes its condition every 5
@@ -162,6 +165,7 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 
 /// Decides the state. The first item in this list that applies decides:
 ///
+/// - records that come from a later state of this server;
 /// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
 ///   other than the slot prevents the recovery;
 /// - a slot that may be lost at any moment;
@@ -207,6 +211,10 @@ pub fn decide(seen: StateFacts<'_>) -> Verdict {
 }
 
 fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdict {
+    let is_copy = matches!(seen.health, Some(Health::ForeignCluster { .. }));
+    if let Some((what, remedy)) = seen.foreign_records.filter(|_| !is_copy) {
+        return faulty(State::ForeignCluster, what.to_owned(), remedy);
+    }
     let slot_state = seen.health.and_then(slot_state);
     match (slot_state, said, seen.publication) {
         (Some((state, Rank::Useless)), said, _) if !said.is_some_and(explains_the_slot) => {
@@ -217,14 +225,11 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
         (_, Some(said), _) if said.state == State::Recovering && is_unread(slot_state) => {
             of_relay(State::Recovering, said.severity(), None)
         }
-        (_, _, Some((what, remedy))) => Verdict {
-            state: State::Broken,
-            severity: Severity::Error,
-            meaning: format!("rows are not streamed: {what}"),
-            remedy: Some(remedy.to_owned()),
-            lasts: None,
-            caught_up_in: None,
-        },
+        (_, _, Some((what, remedy))) => faulty(
+            State::Broken,
+            format!("rows are not streamed: {what}"),
+            remedy,
+        ),
         (Some((state, _)), ..) => of_slot(state, seen.health),
         (None, Some(said), _) => of_relay(said.state, said.severity(), seen.health),
         (None, None, _) => {
@@ -239,6 +244,18 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
             };
             of_relay(state, Severity::Ok, seen.health)
         }
+    }
+}
+
+/// The verdict on a fault that an operator must correct, and that neither the slot nor the relay reports.
+fn faulty(state: State, meaning: String, remedy: &str) -> Verdict {
+    Verdict {
+        state,
+        severity: Severity::Error,
+        meaning,
+        remedy: Some(remedy.to_owned()),
+        lasts: None,
+        caught_up_in: None,
     }
 }
 

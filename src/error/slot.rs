@@ -37,9 +37,11 @@ impl From<SlotError> for Error {
             // Only commands report this error. A relay that finds the slot in use waits as a standby.
             SlotError::SlotInUse { .. } => own.hint("stop that reader first"),
             SlotError::StillHeld { .. } => own.hint("stop that reader, or end its server process"),
-            SlotError::OtherDatabase { .. } => {
-                own.hint("connect to that database, or choose another name with POSTRIDER_SLOT")
-            }
+            SlotError::OtherDatabase { database, .. } => own.hint(format!(
+                "if the relay of database {database} still needs the slot, choose another name with POSTRIDER_SLOT; \
+                 if this database replaces database {database}, stop the relay there and run `postrider slot drop` \
+                 with the DATABASE_URL of that database, then run this again"
+            )),
             SlotError::CreationBlocked { .. } => {
                 own.hint("end those transactions or wait for them, then retry")
             }

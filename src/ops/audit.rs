@@ -30,6 +30,7 @@ use crate::capture::table::{TableReader, altered_since};
 use crate::error::Result;
 use crate::ops::since::Since;
 use crate::postgres::{Sql, current_snapshot, require_primary};
+use crate::recovery::foreign_records::ForeignRecords;
 use crate::settings::Settings;
 use crate::store::relay_row::{self, RecordKeeping};
 
@@ -127,6 +128,7 @@ struct Passed {
 /// rows of this table that were compared so far.
 ///
 /// # Errors
+/// `foreign-cluster` if the records come from a later state of the server, because their floors then prove nothing;
 /// `publication-drift` if a table is missing; `column-missing`; database errors.
 pub(crate) async fn run(
     sql: &Sql,
@@ -135,6 +137,7 @@ pub(crate) async fn run(
     mut progress: impl FnMut(&str, u64),
 ) -> Result<AuditReport> {
     require_primary(sql).await?;
+    refuse_later_records(sql, settings).await?;
     walk::prepare(sql).await?;
     let since = match since {
         Some(since) => Some(since.resolve(sql).await?),
@@ -191,6 +194,18 @@ pub(crate) async fn run(
             })
             .collect(),
     })
+}
+
+/// Refuses records of a later state of the server. The audit of a copy is allowed: the records of a copy belong to
+/// its rows.
+async fn refuse_later_records(sql: &Sql, settings: &Settings) -> Result<()> {
+    let slot = &settings.slot;
+    let cluster = cluster::inspect(sql).await?;
+    let earlier = relay_row::read(sql, slot).await?;
+    match ForeignRecords::find(sql, slot, earlier.as_ref(), &cluster).await? {
+        Some(later @ ForeignRecords::Later(_)) => Err(later.error(slot)),
+        Some(ForeignRecords::Copy { .. }) | None => Ok(()),
+    }
 }
 
 /// Waits up to [`WAIT`] until the slot has passed the current end of the WAL.

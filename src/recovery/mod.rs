@@ -23,13 +23,15 @@
 //! - A first start that creates its slot is also a recovery. With `start = new` it usually reads no table,
 //!   because capturing begins with the slot's snapshot (docs/adr/0040-capturing-begins-with-the-slot.md).
 //!
-//! [`slot_verdict`] decides whether a recovery is needed, and [`slot`] creates or keeps its slot. `seam`
+//! [`foreign_records`] decides whether the records in the database may be used at all. [`slot_verdict`] decides
+//! whether a recovery is needed, and [`slot`] creates or keeps its slot. `seam`
 //! joins the tables and the stream. `read_rows` remembers which rows were read, and `progress` records how
 //! far the recovery has got.
 //!
 //! Not here: finding the unrecorded rows of a table (`capture`), and delivering the events (`delivery`).
 
 mod announcement;
+pub(crate) mod foreign_records;
 mod progress;
 mod read_rows;
 mod row_counter;

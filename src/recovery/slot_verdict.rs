@@ -156,6 +156,14 @@ pub(crate) enum RecoveryCause {
     SlotUnproven { recorded: Lsn, found: Lsn },
 }
 
+/// Whether no relay has ever used the slot, apart from an interrupted first start.
+pub(crate) fn is_first_start(earlier: Option<&EarlierSession>) -> bool {
+    let first_start = RecoveryCause::FirstStart(Start::New).name();
+    earlier.is_none_or(|earlier| {
+        earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
+    })
+}
+
 /// Recovers with the present slot if that is possible, and otherwise with a new slot.
 fn keep(reason: RecoveryCause, facts: OpeningFacts<'_>) -> SlotVerdict {
     let position = facts.slot.and_then(|slot| slot.confirmed_flush_lsn);
@@ -184,7 +192,7 @@ fn served(earlier: &EarlierSession, facts: OpeningFacts<'_>) -> SlotVerdict {
         Health::Recreated { recorded, found } => {
             SlotVerdict::Recover(RecoveryCause::SlotRecreated { recorded, found })
         }
-        _ if earlier.confirmed_is_final && recorded > facts.server_lsn => {
+        _ if recorded > facts.server_lsn => {
             let server = facts.server_lsn;
             SlotVerdict::Recover(RecoveryCause::WalMissing { recorded, server })
         }

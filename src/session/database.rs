@@ -4,6 +4,7 @@
 //! The relay's row in `outbox.relay` contains the cluster's system identifier and the database's oid. A copy
 //! made with `pg_dump` or `CREATE DATABASE ... TEMPLATE` contains the same row, but has another identifier or
 //! oid, so the relay recognises the copy. A physical copy has the same identifiers, and passes this check.
+//! `recovery::foreign_records` makes the decision. It also recognises records of a later state of the server.
 
 use slot_manager::publication::PublicationState;
 use slot_manager::{Cluster, SlotName, cluster};
@@ -13,6 +14,7 @@ use super::greeting::Greeting;
 use super::publication::PublicationCheck;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, WatchedSession, connect, on_standby};
+use crate::recovery::foreign_records::ForeignRecords;
 use crate::settings::Settings;
 use crate::store::relay_row::{self, EarlierSession};
 
@@ -60,7 +62,7 @@ impl OurDatabase {
     }
 }
 
-/// Reads the relay's row as an earlier session on this cluster left it.
+/// Reads the relay's row as an earlier session on this server left it.
 ///
 /// # Errors
 /// `foreign-cluster`, `schema-missing`.
@@ -70,27 +72,18 @@ pub(super) async fn recorded_here(
     cluster: &Cluster,
 ) -> Result<Option<EarlierSession>> {
     let earlier = relay_row::read(sql, slot).await?;
-    if let Some(error) = foreign(slot, earlier.as_ref(), cluster) {
-        return Err(error);
+    match ForeignRecords::find(sql, slot, earlier.as_ref(), cluster).await? {
+        Some(foreign) => Err(foreign.error(slot)),
+        None => Ok(earlier),
     }
-    Ok(earlier)
 }
 
-/// Checks that the relay's row comes from this cluster, for `postrider check`.
+/// Checks that the relay's records belong to this server, for `postrider check`.
 ///
 /// # Errors
 /// `foreign-cluster`, `schema-missing`.
 pub(crate) async fn refuse_foreign_records(sql: &Sql, settings: &Settings) -> Result<()> {
     let cluster = cluster::inspect(sql).await?;
-    let earlier = relay_row::read(sql, &settings.slot).await?;
-    foreign(&settings.slot, earlier.as_ref(), &cluster).map_or(Ok(()), Err)
-}
-
-/// Returns an error if the relay's row comes from another cluster or database.
-fn foreign(slot: &SlotName, earlier: Option<&EarlierSession>, cluster: &Cluster) -> Option<Error> {
-    let (expected, found) = (earlier?.origin, cluster.origin());
-    let what = format!(
-        "slot \"{slot}\" was served on cluster {expected}, but this is cluster {found}: is it a copy?"
-    );
-    (!expected.matches(found)).then(|| Error::new(Code::ForeignCluster, what))
+    recorded_here(sql, &settings.slot, &cluster).await?;
+    Ok(())
 }

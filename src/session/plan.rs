@@ -15,8 +15,8 @@ use super::standby::FreeSlot;
 use crate::capture::claim;
 use crate::capture::shape::FoundTable;
 use crate::error::{Error, Result};
-use crate::recovery::slot_verdict::{OpeningFacts, RecoveryCause, SlotVerdict};
-use crate::settings::{OnLoss, Settings, Start};
+use crate::recovery::slot_verdict::{OpeningFacts, SlotVerdict, is_first_start};
+use crate::settings::{OnLoss, Settings};
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::{EarlierSession, RecordKeeping};
 
@@ -93,7 +93,7 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
     let known = claim::matched(&facts.found, &facts.records, &settings.slot);
     claim::refuse_others(&facts.found, &facts.records, &settings.slot)?;
     let earlier = facts.earlier.as_ref();
-    let is_first = earlier.is_none_or(is_at_its_first_start);
+    let is_first = is_first_start(earlier);
     let records = RecordKeeping::of(settings.dispatch, earlier);
     let facts = OpeningFacts {
         earlier,
@@ -122,12 +122,6 @@ pub(super) fn decide(facts: &SlotFacts<'_>, settings: &Settings) -> Result<Decis
         records,
         is_first,
     })
-}
-
-/// Whether the relay's first start was interrupted.
-fn is_at_its_first_start(earlier: &EarlierSession) -> bool {
-    let first_start = RecoveryCause::FirstStart(Start::New).name();
-    earlier.confirmed_lsn.is_none() && earlier.recovering.as_deref() == Some(first_start)
 }
 
 /// Whether the unfinished recovery can continue. A recovery finds rows by the transaction that inserted them,

@@ -305,19 +305,28 @@ const SUFFIX: &str = "\
     CASE WHEN id_suffixes IS NULL THEN '' ELSE coalesce(id_suffixes ->> table_oid::text, \
         '@' || CASE WHEN adoptions > 0 THEN adoptions || '.' ELSE '' END || table_oid) END";
 
-/// Resets the floors of all records and replaces their OIDs, because the values from another cluster are not
-/// valid here. The next audit or recovery then covers all rows except those that `since` excludes.
+/// Resets the floors of all records and replaces their OIDs, because the values from another cluster or from a later
+/// state of this server are not valid here. The next audit or recovery then covers all rows except those that `since`
+/// excludes. With `keeps_detached`, also covers the recorded partitions that are no longer part of their table: the
+/// records come from this database, so the OIDs of these partitions may be valid.
 ///
 /// # Errors
 /// Database errors.
-pub(crate) async fn adopt(sql: &impl GenericClient) -> Result<()> {
+pub(crate) async fn adopt(sql: &impl GenericClient, keeps_detached: bool) -> Result<()> {
     let statement = format!(
         "UPDATE outbox.capture c SET floor = '0', floor_seq = NULL, numbering = NULL, \
-             partitions = NULL, detached = '{{}}', unread = '{{}}', uncaptured = '{{}}', since_lsn = NULL, \
+             partitions = NULL, unread = '{{}}', since_lsn = NULL, \
+             detached = CASE WHEN $1 THEN array( \
+                 SELECT DISTINCT o FROM unnest( \
+                     detached || coalesce(string_to_array(partitions, ',')::oid[], '{{}}')) o ORDER BY o) \
+                 ELSE '{{}}' END, \
+             uncaptured = CASE WHEN $1 THEN ( \
+                 SELECT coalesce(jsonb_object_agg(u.key, 0), '{{}}') FROM jsonb_each(uncaptured) u) \
+                 ELSE '{{}}' END, \
              recorded_from = '0', recovery_progress = NULL, adoptions = adoptions + 1, \
              id_suffixes = jsonb_build_object(({OID_HERE})::text, {SUFFIX}), table_oid = {OID_HERE}"
     );
-    sql.execute(&statement, &[]).await?;
+    sql.execute(&statement, &[&keeps_detached]).await?;
     Ok(())
 }
 

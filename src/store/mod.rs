@@ -6,6 +6,7 @@
 //! - [`replay`]: which published events must be published again (`outbox.replay`, `outbox.replay_event`).
 //! - [`days`]: the daily partitions of `outbox.events`.
 //! - [`privileges`]: which privileges on these tables our role lacks.
+//! - [`records_reach`]: the highest transaction ids and the last WAL position in these tables.
 //! - [`relay_row`]: which relay serves a slot, and how far it got (`outbox.relay`).
 //!
 //! After a crash the relay rebuilds its state from these tables and the slot.
@@ -22,5 +23,6 @@ pub(crate) mod days;
 pub(crate) mod dispatch;
 pub(crate) mod position;
 pub(crate) mod privileges;
+pub(crate) mod records_reach;
 pub(crate) mod relay_row;
 pub(crate) mod replay;

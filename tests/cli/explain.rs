@@ -8,12 +8,13 @@ use regex_lite::Regex;
 use crate::support::{assert_contains, postrider};
 
 /// The source files that create findings.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "slot-manager/src/preflight",
     "slot-manager/src/preflight.rs",
     "slot-manager/src/publication/problem.rs",
     "src/cli/init",
     "src/ops/check",
+    "src/ops/recover/mod.rs",
     "src/ops/slot",
 ];
 

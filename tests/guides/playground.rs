@@ -33,7 +33,11 @@ pub(crate) fn server() -> ScratchPostgres {
 }
 
 pub(crate) async fn connect(server: &ScratchPostgres) -> Client {
-    let connected = tokio_postgres::connect(&server.url("postgres"), NoTls).await;
+    connect_to(&server.url("postgres")).await
+}
+
+pub(crate) async fn connect_to(url: &str) -> Client {
+    let connected = tokio_postgres::connect(url, NoTls).await;
     let (client, connection) = connected.expect("a session");
     tokio::spawn(connection);
     client

@@ -1,12 +1,14 @@
-//! Predicts from the findings of a check what `postrider run` would do: start, wait, recover automatically,
-//! or stop. Usually the code of a finding decides: an error that can go away by itself makes the relay wait, and any
-//! other error stops the relay.
+//! Predicts what `postrider run` would do: start, wait, recover automatically, or stop. Whether the relay would
+//! recover follows from the same verdict as the session's own decision (`recovery::slot_verdict`). The rest follows
+//! from the codes of the findings: an error that can go away by itself makes the relay wait, and most other errors
+//! stop the relay.
 
 use serde::Serialize;
 use slot_manager::{Finding, Severity};
 
 use super::CheckSection;
 use crate::error::{Code, Disposition};
+use crate::ops::recover::situation::{ReasonEffect, RecoveryReason};
 use crate::settings::{OnBadEvent, OnLoss, Settings};
 
 /// What `postrider run` would do now.
@@ -20,8 +22,7 @@ pub(crate) struct Forecast {
     /// Maximum time in seconds that the relay would wait for PostgreSQL before it exits. `None` if
     /// PostgreSQL answers.
     pub(crate) start_timeout_seconds: Option<f64>,
-    /// Codes of the findings about a missing, lost or recreated slot after which the relay would recover
-    /// automatically.
+    /// Why the relay would recover automatically, as `recover --dry-run` and the relay's log name the reason.
     pub(crate) recovers: Vec<&'static str>,
     /// Whether the relay would be a standby, because another session reads from the slot.
     pub(crate) stands_by: bool,
@@ -45,11 +46,23 @@ enum Effect {
 }
 
 impl Forecast {
-    /// Computes the forecast from all findings of a check.
-    pub(crate) fn of(sections: &[CheckSection], settings: &Settings) -> Self {
+    /// Computes the forecast. `sections` has all findings of a check. `due` says why the relay would not simply stream
+    /// from its slot; `None` if it would, or if this is unknown.
+    pub(crate) fn of(
+        sections: &[CheckSection],
+        due: Option<&RecoveryReason>,
+        settings: &Settings,
+    ) -> Self {
         let mut forecast = Self::default();
+        match due.map(|due| due.effect) {
+            Some(ReasonEffect::Recovers) => forecast.recovers.extend(due.map(|due| due.name)),
+            Some(ReasonEffect::CreatesSlot) => forecast.creates_slot = true,
+            Some(ReasonEffect::Stops) => forecast.stops.extend(due.map(RecoveryReason::code)),
+            None => {}
+        }
         for finding in sections.iter().flat_map(|section| &section.findings) {
             let codes = match effect(finding, settings) {
+                Effect::Recovers if due.is_some() => continue,
                 Effect::None => continue,
                 Effect::CreatesSlot => {
                     forecast.creates_slot = true;
@@ -157,17 +170,27 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
 
 #[cfg(test)]
 mod tests {
+    use decoder::Lsn;
+    use slot_manager::{Health, SlotName};
+
     use super::*;
     use crate::ops::finding::finding;
+    use crate::ops::recover;
+    use crate::recovery::slot_verdict::RecoveryCause;
+    use crate::settings::Start;
 
-    fn forecast(findings: &[(&'static str, Severity)], set: &[(&str, &str)]) -> String {
+    fn settings(set: &[(&str, &str)]) -> Settings {
         let env = [
             ("DATABASE_URL", "postgres://a@b/c"),
             ("PUBSUB_PROJECT_ID", "p"),
         ];
         let given = env.iter().chain(set);
         let given = given.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let settings = Settings::load(None, &given.collect(), &[]).unwrap();
+        Settings::load(None, &given.collect(), &[]).unwrap()
+    }
+
+    fn forecast(findings: &[(&'static str, Severity)], set: &[(&str, &str)]) -> String {
+        let settings = settings(set);
         let findings = findings
             .iter()
             .map(|(code, severity)| finding(*severity, code, "it is so"));
@@ -175,7 +198,7 @@ mod tests {
             heading: "PostgreSQL".to_owned(),
             findings: findings.collect(),
         };
-        Forecast::of(&[section], &settings).sentence()
+        Forecast::of(&[section], None, &settings).sentence()
     }
 
     #[test]
@@ -266,5 +289,49 @@ mod tests {
             forecast(&stops, &[]),
             "would stop until this is corrected: wal-level"
         );
+    }
+
+    /// Compares the forecast with the decision of a session (`session::plan`) for every reason to recover.
+    #[test]
+    fn the_forecast_names_the_reason_for_which_a_session_would_recover_or_stop() {
+        let slot: SlotName = "postrider".parse().unwrap();
+        let (recorded, found) = (Lsn::new(1), Lsn::new(2));
+        for cause in [
+            RecoveryCause::Unfinished("requested".to_owned()),
+            RecoveryCause::FirstStart(Start::All),
+            RecoveryCause::TableAdded,
+            RecoveryCause::OtherTable,
+            RecoveryCause::SlotMissing,
+            RecoveryCause::SlotLost(Health::Lost),
+            RecoveryCause::SlotRecreated { recorded, found },
+            RecoveryCause::WalMissing {
+                recorded: found,
+                server: recorded,
+            },
+            RecoveryCause::PublicationChanged,
+            RecoveryCause::SlotUnproven { recorded, found },
+        ] {
+            for on_loss in [OnLoss::Recover, OnLoss::Stop] {
+                let stop = cause.stops(&slot).filter(|_| on_loss == OnLoss::Stop);
+                let due = RecoveryReason::of(&cause, &slot, on_loss);
+                let mut settings = settings(&[]);
+                settings.slot_on_loss = on_loss;
+                let section = CheckSection {
+                    heading: "PostgreSQL".to_owned(),
+                    findings: recover::finding(&due, &settings).into_iter().collect(),
+                };
+                let forecast = Forecast::of(&[section], Some(&due), &settings);
+                let (recovers, stops) = match stop {
+                    Some(error) => (vec![], vec![error.code().name()]),
+                    None => (vec![cause.name()], vec![]),
+                };
+                assert_eq!(forecast.recovers, recovers, "{cause:?} {on_loss:?}");
+                assert_eq!(forecast.stops, stops, "{cause:?} {on_loss:?}");
+            }
+        }
+        let first = RecoveryCause::FirstStart(Start::New);
+        let first = RecoveryReason::of(&first, &slot, OnLoss::Stop);
+        let forecast = Forecast::of(&[], Some(&first), &settings(&[]));
+        assert_eq!(forecast.sentence(), "would start and create the slot");
     }
 }

@@ -27,6 +27,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::finding::{finding, from_error};
 use super::prune::{Pruning, require_rights};
+use super::recover::situation::RecoveryReason;
 use super::{LOCK_TIMEOUT, recover};
 use crate::capture::claim;
 use crate::condition::{Condition, State};
@@ -37,6 +38,7 @@ use crate::session::publication::untraced;
 use crate::settings::{OnBadEvent, Settings};
 use crate::store::privileges::{Purpose, missing_grants, name_missing_on};
 use crate::store::relay_row::{RecordKeeping, shown};
+use forecast::Forecast;
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -69,8 +71,9 @@ pub(crate) fn settings_alone(settings: &Settings) -> Vec<CheckSection> {
     }]
 }
 
-/// Checks the database, Pub/Sub and the HTTP port. Changes nothing.
-pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
+/// Checks the database, Pub/Sub and the HTTP port, and predicts what `postrider run` would do. Changes nothing.
+pub(crate) async fn everything(settings: &Settings) -> (Vec<CheckSection>, Forecast) {
+    let mut due = None;
     let connected = async {
         let servers = settings.database()?;
         connect(servers, "postrider check", STATEMENT_TIMEOUT).await
@@ -79,7 +82,7 @@ pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
         Ok(sql) => {
             let reached = format!("connected to {}", sql.target());
             let mut found = vec![finding(Severity::Ok, "connection", reached)];
-            let topics = match check_database(&sql, settings).await {
+            let topics = match check_database(&sql, settings, &mut due).await {
                 Ok((more, topics)) => {
                     found.extend(more);
                     topics
@@ -119,11 +122,17 @@ pub(crate) async fn everything(settings: &Settings) -> Vec<CheckSection> {
     };
     let mut sections = vec![database, pubsub];
     sections.extend(http_port::check(settings).await);
-    sections
+    let forecast = Forecast::of(&sections, due.as_ref(), settings);
+    (sections, forecast)
 }
 
-/// Returns the findings about the database, and the full names of the topics to look up.
-async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>, Vec<String>)> {
+/// Returns the findings about the database, and the full names of the topics to look up. Sets `due` if a relay would
+/// not simply stream from its slot.
+async fn check_database(
+    sql: &Sql,
+    settings: &Settings,
+    due: &mut Option<RecoveryReason>,
+) -> Result<(Vec<Finding>, Vec<String>)> {
     let expectation = Expectation {
         slot: settings.slot.clone(),
         publication: settings.publication.clone(),
@@ -150,7 +159,11 @@ async fn check_database(sql: &Sql, settings: &Settings) -> Result<(Vec<Finding>,
     if findings.iter().any(|finding| finding.code == "relay-table") {
         let read = database::refuse_foreign_records(sql, settings).await;
         match read {
-            Ok(()) => with_a_lost_slot(&mut findings, recover::lost_slot(sql, settings).await),
+            Ok(()) => {
+                *due = recover::due(sql, settings).await;
+                let found = due.as_ref().and_then(|due| recover::finding(due, settings));
+                with_a_lost_slot(&mut findings, found);
+            }
             Err(error) => findings.push(from_error(&error)),
         }
     }
@@ -317,7 +330,7 @@ async fn pruning(sql: &Sql, settings: &Settings) -> Option<Finding> {
     }
 }
 
-/// Adds the finding about a lost slot. Replaces a milder finding with the same code, because `preflight`
+/// Adds the finding about a due recovery. Replaces a milder finding with the same code, because `preflight`
 /// cannot tell a lost slot from a slot that a first start has yet to create.
 fn with_a_lost_slot(findings: &mut Vec<Finding>, lost: Option<Finding>) {
     let Some(lost) = lost else { return };

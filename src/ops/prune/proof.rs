@@ -9,6 +9,7 @@ use slot_manager::{Cluster, Health, Slot, SlotName, cluster, slots};
 
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
+use crate::recovery::foreign_records::ForeignRecords;
 use crate::settings::{Dispatch, Settings};
 use crate::store::relay_row::{self, EarlierSession};
 
@@ -43,7 +44,7 @@ struct PruneFacts<'a> {
 /// Reads the slot and the relay's row, and decides what proves that events are published.
 ///
 /// # Errors
-/// The errors of [`decide`]; database errors.
+/// `foreign-cluster`; the errors of [`decide`]; database errors.
 pub(super) async fn find(sql: &Sql, settings: &Settings) -> Result<PruneProof> {
     let cluster = cluster::inspect(sql).await?;
     let slot = slots::find(sql, &settings.slot).await?;
@@ -51,6 +52,11 @@ pub(super) async fn find(sql: &Sql, settings: &Settings) -> Result<PruneProof> {
         slot.require_ours()?;
     }
     let earlier = relay_row::read(sql, &settings.slot).await?;
+    if let Some(foreign) =
+        ForeignRecords::find(sql, &settings.slot, earlier.as_ref(), &cluster).await?
+    {
+        return Err(foreign.error(&settings.slot));
+    }
     decide(&PruneFacts {
         name: &settings.slot,
         slot: slot.as_ref(),

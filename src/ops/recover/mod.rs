@@ -19,16 +19,30 @@ mod transactions;
 
 use slot_manager::{Finding, Severity};
 
+use super::finding::finding_with_remedy;
 use crate::postgres::Sql;
 use crate::settings::{OnLoss, Settings};
-use situation::Situation;
+use situation::{ReasonEffect, RecoveryReason, Situation};
 
-/// Returns the finding of `postrider check` about a slot that is missing, lost or recreated. Returns `None`
-/// if the slot has no such fault. Also returns `None` if a query fails, because another finding then says
-/// why.
-pub(crate) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding> {
-    let situation = Situation::read(sql, settings).await.ok()?;
-    let error = situation.why?.stops?;
+/// Returns why the next session of a relay would not simply stream. Returns `None` if a query fails, because another
+/// finding then says why.
+pub(crate) async fn due(sql: &Sql, settings: &Settings) -> Option<RecoveryReason> {
+    Situation::read(sql, settings).await.ok()?.why
+}
+
+/// Returns the finding of `postrider check` about a recovery that is due. A slot that is missing, lost or recreated is a
+/// warning or an error. Returns `None` if other findings report the reason.
+pub(crate) fn finding(due: &RecoveryReason, settings: &Settings) -> Option<Finding> {
+    let Some(error) = &due.stops else {
+        let finding = finding_with_remedy(
+            Severity::Info,
+            "recovery-due",
+            format!("a recovery is due ({}): {}", due.name, due.what),
+            "`postrider run` publishes every row without a known outcome from the tables; `postrider recover \
+             --dry-run` lists these rows",
+        );
+        return (due.effect == ReasonEffect::Recovers).then_some(finding);
+    };
     let (severity, remedy) = match settings.slot_on_loss {
         OnLoss::Recover => (
             Severity::Warning,
@@ -42,10 +56,6 @@ pub(crate) async fn lost_slot(sql: &Sql, settings: &Settings) -> Option<Finding>
              requests their delivery. If this server is a copy of another one, run no relay here",
         ),
     };
-    Some(Finding {
-        code: error.code().name(),
-        severity,
-        what: error.what().to_owned(),
-        remedy: Some(remedy.to_owned()),
-    })
+    let code = error.code().name();
+    Some(finding_with_remedy(severity, code, error.what(), remedy))
 }

@@ -99,9 +99,10 @@ async fn tables(
 ) -> Result<Vec<TablePreview>> {
     let sql = connect_patiently(settings.database()?, "postrider recover", Duration::ZERO).await?;
     scan::prepare(&sql).await?;
-    if situation.is_of_another_cluster() {
-        // The capture records contain transaction ids of the other cluster. If the ids of this cluster are lower, new
-        // rows look as if they were inserted before the capture began, and the preview would leave them out.
+    if situation.may_have_higher_ids() {
+        // The capture records contain transaction ids of another cluster, or of a later state of this cluster. If the
+        // ids of this cluster are lower, new rows look as if they were inserted before the capture began, and the
+        // preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
     // The preview does not read the blocked keys. They change the positions of rows, but not which rows a
@@ -119,7 +120,7 @@ async fn tables(
     for captured in known.iter_mut().filter(|_| situation.is_foreign()) {
         captured.record.is_adopted = true;
     }
-    let detached = if situation.is_foreign() {
+    let detached = if situation.is_foreign() && !situation.is_of_a_later_state() {
         // The recorded OIDs belong to another cluster, so they cannot identify detached partitions
         // here.
         Vec::new()
@@ -134,8 +135,8 @@ async fn tables(
         let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
-            // The floor counts transactions of another cluster, so it does not show that a row of this
-            // cluster is resolved.
+            // The floor counts transactions of another cluster or of a later state, so it does not show that a
+            // row of this server is resolved.
             ScanWindow {
                 from_xid: 0,
                 ..window

@@ -68,7 +68,7 @@ impl<'a> RecoveryRequest<'a> {
         if let Some(owner) = &situation.owner {
             adoption::refuse_a_live_owner(sql, owner).await?;
         }
-        if situation.is_of_another_cluster() {
+        if situation.may_have_higher_ids() {
             transactions::refuse_lower(sql, settings).await?;
         }
         Ok(Self {
@@ -97,7 +97,7 @@ impl<'a> RecoveryRequest<'a> {
             captures::take_over(&transaction, name, &situation.identities).await?;
         }
         let records_moved = if situation.is_foreign() {
-            captures::adopt(&transaction).await?;
+            captures::adopt(&transaction, situation.is_of_a_later_state()).await?;
             relay_row::move_records(&transaction).await?
         } else {
             0

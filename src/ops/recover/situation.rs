@@ -1,13 +1,14 @@
 //! Finds out whether a relay would recover at its next session, and why.
 
 use decoder::Lsn;
-use slot_manager::{Cluster, Slot, SlotName, cluster, publication, slots};
+use slot_manager::{Cluster, Slot, SlotName, cluster, health, publication, slots};
 
 use crate::capture::claim;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Sql, on_standby};
-use crate::recovery::slot_verdict::{OpeningFacts, SlotVerdict};
-use crate::settings::Settings;
+use crate::recovery::foreign_records::ForeignRecords;
+use crate::recovery::slot_verdict::{OpeningFacts, RecoveryCause, SlotVerdict, is_first_start};
+use crate::settings::{OnLoss, Settings, Start};
 use crate::store::capture_record as captures;
 use crate::store::relay_row::{self, Audit, EarlierSession, RecordKeeping};
 
@@ -16,6 +17,8 @@ pub(crate) struct Situation {
     pub(crate) cluster: Cluster,
     pub(crate) slot: Option<Slot>,
     earlier: Option<EarlierSession>,
+    /// Why the relay's records do not belong to this server; `None` if they do.
+    foreign: Option<ForeignRecords>,
     /// Another slot that owns one of the tables, if any.
     pub(crate) owner: Option<SlotName>,
     /// The identities of the tables' capture records.
@@ -38,7 +41,20 @@ pub(crate) struct RecoveryReason {
     pub(crate) what: String,
     /// The error with which a relay stops if `slot_on_loss` does not allow it to recover. `None` for a reason
     /// to which `slot_on_loss` does not apply.
-    pub(super) stops: Option<Error>,
+    pub(crate) stops: Option<Error>,
+    /// What `postrider run` would do about the reason.
+    pub(crate) effect: ReasonEffect,
+}
+
+/// What a relay does if there is a reason to recover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReasonEffect {
+    /// The relay recovers.
+    Recovers,
+    /// The relay creates its first slot, and publishes no older rows.
+    CreatesSlot,
+    /// The relay stops, because an operator must decide first.
+    Stops,
 }
 
 impl Situation {
@@ -63,8 +79,8 @@ impl Situation {
         let publication =
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::find_tables(sql, &settings.tables).await?;
-        let is_foreign = is_foreign(earlier.as_ref(), &cluster);
-        let records = if is_foreign {
+        let foreign = ForeignRecords::find(sql, name, earlier.as_ref(), &cluster).await?;
+        let records = if foreign.is_some() {
             captures::read_as_adopted(&**sql).await?
         } else {
             captures::read(&**sql).await?
@@ -80,6 +96,7 @@ impl Situation {
             cluster,
             slot,
             earlier,
+            foreign,
             owner: other.and_then(|owner| owner.parse().ok()),
             identities: identities.collect(),
             records: keeping,
@@ -87,12 +104,13 @@ impl Situation {
             usable_from: None,
             why: None,
         };
+        let is_first = is_first_start(situation.earlier.as_ref());
         let facts = OpeningFacts {
             earlier: situation.earlier.as_ref(),
             slot: situation.slot.as_ref(),
             cluster: &situation.cluster,
             server_lsn,
-            start: claim::start(settings.start, situation.earlier.is_none(), &known),
+            start: claim::start(settings.start, is_first, &known),
             records: keeping,
             publication: publication.fingerprint(),
             has_new_table: known.iter().any(Option::is_none),
@@ -102,7 +120,7 @@ impl Situation {
             // a new recovery would publish the same rows.
             can_continue: false,
         };
-        let why = situation.why(name, facts);
+        let why = situation.why(settings, facts);
         // A dump may have been restored after the slot was created. The slot then streams the restored rows as
         // inserts. In a table without the column `inserted_xid`, the relay would take them for new events and
         // publish them again. So a table without this column needs a recovery with a new slot.
@@ -113,18 +131,21 @@ impl Situation {
         Ok(situation)
     }
 
-    /// Whether the relay's records come from another cluster, or from another database of this cluster.
+    /// Whether the relay's records come from another cluster, from another database of this cluster, or from a later
+    /// state of this server.
     pub(crate) fn is_foreign(&self) -> bool {
-        is_foreign(self.earlier.as_ref(), &self.cluster)
+        self.foreign.is_some()
     }
 
-    /// Whether the relay's records come from another cluster. The transaction ids in the records can then be higher
-    /// than all transaction ids of this cluster.
-    pub(super) fn is_of_another_cluster(&self) -> bool {
-        let earlier = self.earlier.as_ref();
-        earlier.is_some_and(|row| {
-            row.origin.system_identifier != self.cluster.origin().system_identifier
-        })
+    /// Whether the records come from this database, but from a later state of the server.
+    pub(super) fn is_of_a_later_state(&self) -> bool {
+        matches!(self.foreign, Some(ForeignRecords::Later(_)))
+    }
+
+    /// Whether the transaction ids in the records can be higher than all transaction ids of this cluster.
+    pub(super) fn may_have_higher_ids(&self) -> bool {
+        let foreign = self.foreign.as_ref();
+        self.is_of_a_later_state() || foreign.is_some_and(ForeignRecords::is_of_another_cluster)
     }
 
     /// Whether the tables or the records belong to another server, database or slot.
@@ -132,18 +153,23 @@ impl Situation {
         self.is_foreign() || self.owner.is_some()
     }
 
-    fn why(&self, slot: &SlotName, facts: OpeningFacts<'_>) -> Option<RecoveryReason> {
-        if let Some(earlier) = self.earlier.as_ref().filter(|_| self.is_foreign()) {
+    fn why(
+        &self,
+        Settings {
+            slot, slot_on_loss, ..
+        }: &Settings,
+        facts: OpeningFacts<'_>,
+    ) -> Option<RecoveryReason> {
+        if let Some(foreign) = &self.foreign {
             let what = format!(
-                "the relay's records come from cluster {}, and this is cluster {}: a relay refuses to \
-                 run here until `postrider recover --adopt`",
-                earlier.origin,
-                self.cluster.origin()
+                "{}: a relay refuses to run here until `postrider recover --adopt`",
+                foreign.what(slot)
             );
             return Some(RecoveryReason {
                 name: Code::ForeignCluster.name(),
                 what,
                 stops: None,
+                effect: ReasonEffect::Stops,
             });
         }
         if let Some(owner) = &self.owner {
@@ -155,23 +181,42 @@ impl Situation {
                 name: Code::TableCaptured.name(),
                 what,
                 stops: None,
+                effect: ReasonEffect::Stops,
             });
         }
-        match SlotVerdict::of(facts) {
-            SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => None,
-            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => {
-                Some(RecoveryReason {
-                    name: reason.name(),
-                    what: reason.to_string(),
-                    stops: reason.stops(slot),
-                })
-            }
-        }
+        let cause = match SlotVerdict::of(facts) {
+            SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => return None,
+            SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => reason,
+        };
+        // A relay that reads the slot has moved it, and records its position only now and then.
+        let is_read = facts.slot.is_some_and(health::is_read_by_relay);
+        let is_of_the_reader = is_read && matches!(cause, RecoveryCause::SlotUnproven { .. });
+        (!is_of_the_reader).then(|| RecoveryReason::of(&cause, slot, *slot_on_loss))
     }
 }
 
-fn is_foreign(earlier: Option<&EarlierSession>, cluster: &Cluster) -> bool {
-    earlier.is_some_and(|row| !row.origin.matches(cluster.origin()))
+impl RecoveryReason {
+    /// The code of the error with which a relay stops if it may not recover.
+    pub(crate) fn code(&self) -> &'static str {
+        self.stops
+            .as_ref()
+            .map_or(self.name, |error| error.code().name())
+    }
+
+    pub(crate) fn of(cause: &RecoveryCause, slot: &SlotName, on_loss: OnLoss) -> Self {
+        let stops = cause.stops(slot);
+        let effect = match cause {
+            RecoveryCause::FirstStart(Start::New) => ReasonEffect::CreatesSlot,
+            _ if on_loss == OnLoss::Stop && stops.is_some() => ReasonEffect::Stops,
+            _ => ReasonEffect::Recovers,
+        };
+        Self {
+            name: cause.name(),
+            what: cause.to_string(),
+            stops,
+            effect,
+        }
+    }
 }
 
 /// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from

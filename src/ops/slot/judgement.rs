@@ -7,6 +7,7 @@ use slot_manager::{DatabaseOrigin, Slot, SlotName};
 
 use super::{PublicationStatus, QuarantineStatus};
 use crate::condition::{self, StateFacts, Verdict};
+use crate::error::Error;
 use crate::ops::pending::PendingEvents;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::RelayRow;
@@ -21,6 +22,8 @@ pub(super) struct CommandFacts<'a> {
     pub(super) pending: Option<PendingEvents>,
     pub(super) publication: &'a PublicationStatus,
     pub(super) quarantine: Option<&'a QuarantineStatus>,
+    /// The error with which a relay refuses records of a later state of the server; `None` if it does not.
+    pub(super) foreign: Option<&'a Error>,
 }
 
 impl CommandFacts<'_> {
@@ -60,6 +63,7 @@ impl CommandFacts<'_> {
                 .quarantine
                 .is_some_and(|quarantine| !quarantine.keys.is_empty()),
             lacks_row,
+            foreign_records: self.foreign.map(|error| (error.what(), error.hint_text())),
         };
         let holds = facts
             .condition

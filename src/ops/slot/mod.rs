@@ -19,9 +19,10 @@ use self::judgement::CommandFacts;
 pub(crate) use self::publication::PublicationStatus;
 pub(crate) use self::quarantine::{BlockedKeyStatus, QuarantineStatus};
 use crate::condition::{Condition, State, Verdict};
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 use crate::ops::pending::{self, AgeClock, EventAge, PendingEvents};
 use crate::postgres::{Sql, naming_locks, on_standby};
+use crate::recovery::foreign_records::ForeignRecords;
 use crate::settings::Settings;
 use crate::store::capture_record::{self as captures, CaptureRecord};
 use crate::store::relay_row::shown::{self, RelayRow};
@@ -166,6 +167,7 @@ impl SlotSnapshot {
             holders = retention::holders(sql, &name, HOLDERS_OLDER_THAN).await?;
         }
         let records = capture_records(sql).await?;
+        let foreign = later_records(sql, &name, &cluster).await?;
         let publication = publication::read(sql, settings).await?;
         let quarantine = quarantine::read(sql).await?;
         let mut facts = CommandFacts {
@@ -176,6 +178,7 @@ impl SlotSnapshot {
             pending,
             publication: &publication,
             quarantine: quarantine.as_ref(),
+            foreign: foreign.as_ref(),
         };
         let (mut verdict, holds) = facts.judge(&name, thresholds);
         if let Some(age) = relay.as_ref().filter(|_| holds).and_then(known_age) {
@@ -268,17 +271,29 @@ fn known_age(relay: &RelayRow) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds?).ok()
 }
 
-/// Reads the capture records. Returns an empty list if the relay's tables do not exist or are locked, or if
-/// this role lacks the privilege to read them.
+/// Reads the capture records. Returns an empty list if they cannot be read, as [`unless_unknown`] says.
 async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
+    unless_unknown(captures::read(&**sql).await)
+}
+
+/// Returns the error with which a relay refuses records of a later state of the server. Returns `None` if the records
+/// belong to this state, or cannot be read. The slot's health already shows that records come from another cluster.
+async fn later_records(sql: &Sql, name: &SlotName, cluster: &Cluster) -> Result<Option<Error>> {
+    let foreign = unless_unknown(ForeignRecords::find(sql, name, None, cluster).await)?;
+    Ok(foreign.map(|foreign| foreign.error(name)))
+}
+
+/// Returns the default value if the relay's tables do not exist or are locked, or if this role lacks the privilege to
+/// read them.
+fn unless_unknown<T: Default>(read: Result<T>) -> Result<T> {
     let unknown = [
         Code::SchemaMissing,
         Code::PrivilegeMissing,
         Code::PostgresTimeout,
         Code::DiskFull,
     ];
-    match captures::read(&**sql).await {
-        Err(error) if unknown.contains(&error.code()) => Ok(Vec::new()),
+    match read {
+        Err(error) if unknown.contains(&error.code()) => Ok(T::default()),
         read => read,
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn left(is_final: bool) -> EarlierSession {
     }
 }
 
-fn cluster(timeline: u32) -> Cluster {
+pub(crate) fn cluster(timeline: u32) -> Cluster {
     Cluster {
         system_identifier: SystemIdentifier::new(7),
         timeline,

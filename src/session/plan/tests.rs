@@ -68,7 +68,7 @@ const EXCEPTIONS_AND_STOP: Given = &[
     ("POSTRIDER_SLOT_ON_LOSS", "stop"),
 ];
 
-const CASES: [(&str, Change, Given, &str); 26] = [
+const CASES: [(&str, Change, Given, &str); 27] = [
     ("nothing has changed", |_| {}, &[], "stream, audit Continue"),
     (
         "the server was promoted",
@@ -87,6 +87,12 @@ const CASES: [(&str, Change, Given, &str); 26] = [
         |facts| facts.slot = None,
         STOP,
         "stop: slot-missing",
+    ),
+    (
+        "the server was rolled back, and the relay had not stopped cleanly",
+        |facts| facts.server_lsn = Lsn::new(499),
+        &[],
+        "recover: wal-missing",
     ),
     (
         "the server was rolled back, and the relay may not recover",
@@ -201,6 +207,7 @@ const CASES: [(&str, Change, Given, &str); 26] = [
         |facts| {
             facts.publication = "p2";
             facts.server_lsn = Lsn::new(499);
+            facts.earlier.as_mut().unwrap().confirmed_lsn = Some(Lsn::new(400));
         },
         EXCEPTIONS,
         "recover: publication-changed, repeats",

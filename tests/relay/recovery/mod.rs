@@ -3,8 +3,10 @@
 
 mod blocked;
 mod copies;
+mod forecast;
 mod from_table;
 mod interrupted;
+mod later_state;
 pub(crate) mod lost_slot;
 mod other_server;
 mod table_added;

@@ -1,0 +1,79 @@
+//! Reads how far the relay's records reach: the highest transaction ids and the last WAL position that they name.
+//!
+//! On one server, a transaction can only name transactions that have begun before it has its own id, and WAL that
+//! is written before its own WAL. A restored record breaks this rule if the server was set back to an earlier
+//! state before: the restore is then an early transaction that writes a late id. The rule stays broken however
+//! many transactions follow, until an `UPDATE` writes the record again.
+//!
+//! Not here: what follows from the facts (`recovery::foreign_records`).
+
+use decoder::Lsn;
+use slot_manager::{SlotName, cluster};
+use tokio_postgres::types::PgLsn;
+
+use crate::error::Result;
+use crate::postgres::Sql;
+
+/// Returns the rows that name transaction ids: a description, the highest id in the row, and the transaction that
+/// wrote the row (its `xmin`, extended to 64 bits as in `capture::shape`). Leaves out `added_xids`, which exclude no
+/// row that was inserted by another transaction. Leaves out rows with a permanent `xmin` (below 3), which names no
+/// transaction.
+const NAMED_IDS: &str = "\
+    SELECT named.what, named.highest, next.xid - ((next.xid - named.writer) & 4294967295) \
+    FROM ( \
+        SELECT 'outbox.capture (' || c.identity || ')', greatest( \
+            c.floor::text::bigint, c.recorded_from::text::bigint, \
+            coalesce(pg_snapshot_xmax(c.since)::text::bigint, 0), \
+            coalesce((SELECT max(f.value::bigint) FROM jsonb_each_text(c.unread || c.uncaptured) f), 0), \
+            coalesce((c.recovery_progress ->> 'below')::bigint, 0)), c.xmin::text::bigint \
+        FROM outbox.capture c \
+        UNION ALL \
+        SELECT 'outbox.relay', coalesce(pg_snapshot_xmax(r.recovery_snapshot)::text::bigint, 0), \
+            r.xmin::text::bigint \
+        FROM outbox.relay r WHERE r.slot = $1 \
+        ) named (what, highest, writer), \
+        (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) next (xid) \
+    WHERE named.writer >= 3 ORDER BY named.what";
+
+const LAST_COMMIT: &str = "SELECT max(commit_lsn) FROM outbox.dispatch";
+
+/// The highest transaction id in one row of the relay's tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedId {
+    /// The table, and the row if the table has several.
+    pub(crate) row: String,
+    pub(crate) highest: u64,
+    /// The transaction that wrote the row.
+    pub(crate) written_by: u64,
+}
+
+/// How far the relay's records reach.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct RecordsReach {
+    pub(crate) ids: Vec<NamedId>,
+    /// The highest `commit_lsn` in `outbox.dispatch`; `None` if the table is empty.
+    pub(crate) last_commit: Option<Lsn>,
+    /// The end of the server's WAL, read after the records.
+    pub(crate) wal_end: Lsn,
+}
+
+/// Reads how far the records reach. Works only on a primary.
+///
+/// # Errors
+/// Database errors, also on a standby server, which has no end of the WAL.
+pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<RecordsReach> {
+    let id = |value: i64| value.unsigned_abs();
+    let rows = sql.query(NAMED_IDS, &[&slot.as_str()]).await?;
+    let ids = rows.iter().map(|row| NamedId {
+        row: row.get(0),
+        highest: id(row.get(1)),
+        written_by: id(row.get(2)),
+    });
+    let ids = ids.collect();
+    let last: Option<PgLsn> = sql.query_one(LAST_COMMIT, &[]).await?.get(0);
+    Ok(RecordsReach {
+        ids,
+        last_commit: last.map(|lsn| Lsn::new(lsn.into())),
+        wal_end: cluster::wal_end(sql).await?,
+    })
+}
