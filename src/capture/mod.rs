@@ -2,7 +2,8 @@
 //!
 //! **The stream.** [`intake`] turns messages of the stream into events. After a restart, [`earlier`]
 //! finds the events that already have an outcome, so that they are skipped. [`moved`] decides whether a
-//! row that another transaction wrote first is a new event.
+//! row that another transaction wrote first is a new event. [`session_records`] finds the capture record of a
+//! streamed row, also if its table was dropped or renamed since.
 //!
 //! **The tables.** The recovery and the auditor read the tables. Both must distinguish rows that still have
 //! to be published from rows that are older than the relay or already handled. To make this possible, each
@@ -52,6 +53,7 @@ pub(crate) mod moved;
 pub(crate) mod positions;
 pub(crate) mod rows;
 pub(crate) mod scan;
+pub(crate) mod session_records;
 pub(crate) mod shape;
 pub(crate) mod table;
 pub(crate) mod tops;

@@ -11,9 +11,12 @@ use std::collections::HashSet;
 
 use decoder::Lsn;
 
+use crate::capture::claim::Captured;
 use crate::capture::from_table::TableRows;
+use crate::capture::session_records::SessionRecords;
 use crate::event::EventId;
 use crate::postgres::Snapshot;
+use crate::store::capture_record::CaptureRecord;
 
 /// Maximum number of event ids in one set. A hash table with 2^20 buckets is at most seven eighths full, so it holds
 /// exactly this number of ids. A set takes at most 18 MB, and 27 MB for a moment while it grows.
@@ -39,6 +42,31 @@ impl RememberedIds {
     }
 }
 
+/// Returns a transaction number for each record in `known`: all rows of older transactions are resolved, in the table,
+/// its partitions and its former partitions.
+pub(super) fn resolved_below(captured: &[Captured], known: &SessionRecords) -> Vec<u64> {
+    let of_table = |captured: &Captured| {
+        let of_partitions = captured.with_own_floors(captured.record.floor);
+        all_resolved_below(&captured.record, of_partitions.map(|(_, own)| own))
+    };
+    let others = known.iter().skip(captured.len());
+    let of_other =
+        |record: &CaptureRecord| all_resolved_below(record, record.uncaptured.values().copied());
+    let of_tables = captured.iter().map(of_table);
+    of_tables.chain(others.map(of_other)).collect()
+}
+
+fn all_resolved_below(record: &CaptureRecord, of_partitions: impl Iterator<Item = u64>) -> u64 {
+    // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
+    // streamed rows below it are resolved.
+    let begins_at = record.since.as_ref().map(Snapshot::xmin);
+    if Some(record.floor) == begins_at {
+        return 0;
+    }
+    let of_former = record.unread.values().copied();
+    of_partitions.chain(of_former).fold(record.floor, u64::min)
+}
+
 /// The rows that a recovery has read from the tables.
 #[derive(Debug)]
 pub(super) struct ReadRows {
@@ -57,8 +85,7 @@ impl ReadRows {
     /// - `repeated_before`: if the slot was kept, the end of the WAL after the recovery took its snapshot. At
     ///   or after this position, the stream contains no row that the snapshot shows.
     /// - `recorded`: the snapshot of the recovery, if every event has a record.
-    /// - `resolved_below`: for each table, a transaction number: all rows of older transactions are resolved. Used
-    ///   only without `recorded`.
+    /// - `resolved_below`: the result of [`resolved_below`]. Used only without `recorded`.
     pub(super) fn new(
         repeated_before: Option<Lsn>,
         recorded: Option<&Snapshot>,
@@ -130,7 +157,7 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// Whether rows of the current transaction may have a record that the relay finds only by their event id.
     is_recorded: bool,
-    /// For each table, a snapshot that shows exactly the transactions below the floor of the table and of its
+    /// For each capture record, a snapshot that shows exactly the transactions below the floor of the table and of its
     /// partitions. Set if published events may lack a record. The events of these transactions are resolved, so
     /// the recovery has not read them from the table. The relay must not publish them from the stream, because
     /// they would then come after later events of their keys.
@@ -148,11 +175,11 @@ impl RowsFromTables {
     }
 
     /// Whether the relay must skip the event of the current transaction, because the event is resolved, or because
-    /// this session has read it from a table. `table` is the index of its table in the settings. Also looks into
+    /// this session has read it from a table. `record` is the index of its table's record in [`SessionRecords`]. Also looks into
     /// `rows`: an event from a table without an outcome has no record, and its id may be missing in the set of
     /// remembered ids.
-    pub(crate) fn has(&self, table: usize, event_id: &EventId, rows: &TableRows) -> bool {
-        let resolved = self.resolved.get(table).and_then(Option::as_ref);
+    pub(crate) fn has(&self, record: usize, event_id: &EventId, rows: &TableRows) -> bool {
+        let resolved = self.resolved.get(record).and_then(Option::as_ref);
         let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));
         is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }
