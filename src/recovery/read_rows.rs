@@ -175,9 +175,9 @@ impl RowsFromTables {
     }
 
     /// Whether the relay must skip the event of the current transaction, because the event is resolved, or because
-    /// this session has read it from a table. `record` is the index of its table's record in [`SessionRecords`]. Also looks into
-    /// `rows`: an event from a table without an outcome has no record, and its id may be missing in the set of
-    /// remembered ids.
+    /// this session has read it from a table. `record` is the index of its table's record in [`SessionRecords`]. Also
+    /// looks into `rows`: an event from a table without an outcome has no record, and its id may be missing in the set
+    /// of remembered ids.
     pub(crate) fn has(&self, record: usize, event_id: &EventId, rows: &TableRows) -> bool {
         let resolved = self.resolved.get(record).and_then(Option::as_ref);
         let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));
