@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::captured::Captured;
 use crate::postgres::Snapshot;
+use crate::store::capture_record::CaptureRecord;
 
 /// The bounds of one table. The auditor raises the floor while the pipeline uses it.
 #[derive(Debug)]
@@ -18,11 +18,11 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    pub(crate) fn of(captured: &Captured) -> Self {
+    pub(crate) fn of(record: &CaptureRecord) -> Self {
         Self {
-            since: captured.record.since.clone(),
-            floor: AtomicU64::new(captured.record.floor),
-            recorded_from: captured.record.recorded_from,
+            since: record.since.clone(),
+            floor: AtomicU64::new(record.floor),
+            recorded_from: record.recorded_from,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Matches capture records with tables, and decides whether this relay may capture a table.
 //!
 //! - The relay recognises a table by its OID, so a rename or `SET SCHEMA` changes nothing.
-//! - If no record has the OID, the name decides. So a table keeps its record if it was dropped and created again,
-//!   restored or swapped. `replaced` decides whether the new table is a copy of the old one.
+//! - If no record has the OID, the name decides (`by_name`). So a table keeps its record if it was dropped and created
+//!   again, restored or swapped. `replaced` decides whether the new table is a copy of the old one.
 //! - Suppose a captured table was renamed to another configured name, and a new table got its earlier name. The
 //!   renamed table keeps its record, because it keeps its OID. The new table gets a record of its own, which begins
 //!   with the same `since` and `floor` (`new_record`).
@@ -12,6 +12,7 @@
 //!
 //! Only the functions that take an SQL session do IO.
 
+mod by_name;
 mod new_record;
 mod owner;
 mod relatives;
@@ -21,6 +22,7 @@ mod stale;
 use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName, table};
 
+use self::by_name::{known_by_name, latest};
 use self::new_record::new_record;
 pub(crate) use self::owner::{
     refuse_attached, refuse_others, refuse_partial_overlap, with_partitions,
@@ -116,37 +118,6 @@ pub(crate) fn matched<'r>(
         }
     }
     known
-}
-
-/// Returns the record of each table by its OID, or else by its name.
-fn known_by_name<'r>(
-    found: &[FoundTable],
-    records: &'r [CaptureRecord],
-) -> Vec<Option<&'r CaptureRecord>> {
-    let by_oid = |found: &FoundTable| records.iter().find(|known| known.oid == found.shape.oid);
-    let taken: Vec<&str> = found
-        .iter()
-        .filter_map(by_oid)
-        .map(|known| known.identity.as_str())
-        .collect();
-    let by_name = |found: &FoundTable| {
-        let is_free = |known: &&CaptureRecord| !taken.contains(&known.identity.as_str());
-        latest(records.iter().filter(is_free), &found.table)
-    };
-    found
-        .iter()
-        .map(|found| by_oid(found).or_else(|| by_name(found)))
-        .collect()
-}
-
-/// Returns the record with this name. If tables of this name were replaced several times, old records have the
-/// name too. The auditor no longer raises their floors, so the record with the highest floor is the latest.
-fn latest<'r>(
-    records: impl Iterator<Item = &'r CaptureRecord>,
-    table: &QualifiedName,
-) -> Option<&'r CaptureRecord> {
-    let of_name = records.filter(|known| known.table == *table);
-    of_name.max_by_key(|known| known.floor)
 }
 
 /// Returns the value of `start` that applies. The first relay of a slot also publishes the old rows if
@@ -397,4 +368,4 @@ async fn bring_up_to_date(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

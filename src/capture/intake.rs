@@ -16,13 +16,13 @@ use decoder::{
 use replication::CommitLsn;
 
 use super::moved::{MovedMark, xid8};
+use super::session_records::SessionRecords;
 
 pub(crate) use self::streamed::Streamed;
-use self::streamed::index_of_inserted_xid;
 use super::shape::FIRST_NORMAL_XID;
 use crate::error::{Code, Error, Result};
 use crate::event::{CommittedAt, Event, EventPosition, EventRef, OrderingKey};
-use crate::mapping::{ColumnTypes, EventError, INSERTED_XID, MapError, Mapper, TupleValues};
+use crate::mapping::{ColumnTypes, EventError, MapError, Mapper, TupleValues};
 use crate::metrics::{KindLabel, Metrics};
 use crate::throttled_log::ThrottledLog;
 
@@ -36,8 +36,8 @@ pub(crate) enum IntakeStep {
     Begin(CommitLsn, PgTimestamp, u32),
     /// An event of the open transaction.
     Event {
-        /// Index of the table in the settings.
-        table: usize,
+        /// Index of the table's capture record in [`SessionRecords`].
+        record: usize,
         topic: Arc<str>,
         ordering_key: OrderingKey,
         event: Event,
@@ -47,8 +47,8 @@ pub(crate) enum IntakeStep {
     /// A row of the open transaction that cannot become a message. `payload` is empty if the payload
     /// column cannot be read or is too large.
     Unmappable {
-        /// Index of the table in the settings.
-        table: usize,
+        /// Index of the table's capture record in [`SessionRecords`].
+        record: usize,
         error: Box<EventError>,
         payload: Bytes,
         moved: Option<MovedMark>,
@@ -81,8 +81,8 @@ enum KnownRelation {
 #[derive(Debug)]
 struct MappedTable {
     mapper: Mapper,
-    /// Index of the table in the settings.
-    number: usize,
+    /// Index of the table's capture record in [`SessionRecords`].
+    record: usize,
     /// Index of the column `inserted_xid`, if the table has one.
     inserted_xid: Option<usize>,
 }
@@ -111,7 +111,7 @@ impl CurrentTransaction {
         let is_made_up = inserted_xid < FIRST_NORMAL_XID;
         let is_own = self.is_replicated || is_made_up || inserted_xid as u32 == self.xid;
         (!is_own).then_some(MovedMark {
-            table: table.number,
+            record: table.record,
             inserted_xid,
         })
     }
@@ -121,6 +121,7 @@ impl CurrentTransaction {
 #[derive(Debug)]
 pub(crate) struct Intake {
     captured: Vec<Streamed>,
+    records: SessionRecords,
     project: Arc<str>,
     relations: RelationCache,
     types: ColumnTypes,
@@ -134,9 +135,15 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    pub(crate) fn new(captured: Vec<Streamed>, project: Arc<str>, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        captured: Vec<Streamed>,
+        records: SessionRecords,
+        project: Arc<str>,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             captured,
+            records,
             project,
             relations: RelationCache::new(),
             types: ColumnTypes::default(),
@@ -238,50 +245,6 @@ impl Intake {
         })
     }
 
-    /// Finds a captured table and its index in the settings, by OID or else by name. WAL from before a
-    /// rename has the table's old name, and WAL from before the table was created again has its old OID.
-    fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
-        let mut all = self.captured.iter().enumerate();
-        all.clone()
-            .find(|(_, table)| table.oid == relation.oid)
-            .or_else(|| all.find(|(_, table)| table.has_name_of(relation)))
-    }
-
-    /// Whether the relation has the name of a captured table.
-    fn names_a_table(&self, relation: &OwnedRelation) -> bool {
-        self.captured
-            .iter()
-            .any(|table| table.has_name_of(relation))
-    }
-
-    fn resolve(
-        &self,
-        relation: &OwnedRelation,
-        number: usize,
-        table: &Streamed,
-    ) -> Result<MappedTable> {
-        let (settings, identity) = (&table.settings, table.identity_of(relation.oid));
-        let mapper = Mapper::resolve(relation, &self.types, settings, &identity, &self.project)?;
-        let inserted_xid = index_of_inserted_xid(relation);
-        let is_hashed = !mapper.table_columns().id_is_uuid;
-        // An earlier or later table of this name might not have the column, so check only the claimed table.
-        let always_has = table.always_has_inserted_xid && relation.oid == table.oid;
-        if always_has && is_hashed && inserted_xid.is_none() {
-            let name = &settings.table;
-            let what = format!(
-                "PostgreSQL sends rows of table {name} without the column {INSERTED_XID:?}, from which \
-                 their event ids are computed"
-            );
-            return Err(Error::new(Code::ColumnMissing, what)
-                .hint("add it to the publication's column list of that table, or drop the list"));
-        }
-        Ok(MappedTable {
-            mapper,
-            number,
-            inserted_xid,
-        })
-    }
-
     /// Returns a table as the stream has described it, and the column types that are known so far.
     ///
     /// # Errors
@@ -337,13 +300,13 @@ impl Intake {
         };
         let row = TupleValues::of(tuple);
         let row = row.as_slice();
-        let (moved, number) = (open.moved(table, row), table.number);
+        let (moved, record) = (open.moved(table, row), table.record);
         let mapped = match table.mapper.map_row(row, at) {
             Ok(mapped) => mapped,
             Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
                 let payload = table.mapper.payload(row);
                 return Ok(IntakeStep::Unmappable {
-                    table: number,
+                    record,
                     error,
                     payload,
                     moved,
@@ -353,7 +316,7 @@ impl Intake {
         };
         let origin = EventRef::new(at, mapped.event_id);
         Ok(IntakeStep::Event {
-            table: number,
+            record,
             topic: mapped.topic,
             ordering_key: mapped.ordering_key,
             event: Event {

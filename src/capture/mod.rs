@@ -4,6 +4,7 @@
 //! finds the events that already have an outcome, so that they are skipped. Sometimes the stream contains an
 //! insert of a row that an earlier transaction had already inserted, for example because somebody moved the row to
 //! another partition. [`moved`] decides whether such an insert is a new event.
+//! [`session_records`] finds the capture record of a streamed row, even if its table was dropped or renamed since.
 //!
 //! **The tables.** The recovery and the auditor read the tables. Both must distinguish rows that still have
 //! to be published from rows that are older than the relay or already handled. To make this possible, each
@@ -53,6 +54,7 @@ pub(crate) mod moved;
 pub(crate) mod positions;
 pub(crate) mod rows;
 pub(crate) mod scan;
+pub(crate) mod session_records;
 pub(crate) mod shape;
 pub(crate) mod table;
 pub(crate) mod tops;

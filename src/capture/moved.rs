@@ -41,8 +41,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Marks an insert as a moved row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MovedMark {
-    /// Index of the captured table in the settings.
-    pub(crate) table: usize,
+    /// Index of the table's capture record in `SessionRecords`.
+    pub(crate) record: usize,
     /// The row's `inserted_xid`: the transaction that inserted the row originally.
     pub(crate) inserted_xid: u64,
 }
@@ -276,7 +276,7 @@ impl MovedRows {
         // Most moved rows below the floor were published. But a moved row may also come from a table that was not
         // captured before, and may never have been published. If the records are complete, a look-up distinguishes the
         // two cases. If published events may lack a record, a look-up proves nothing, so the relay skips the row.
-        let is_handled = self.bounds.get(moved.table).is_some_and(|bounds| {
+        let is_handled = self.bounds.get(moved.record).is_some_and(|bounds| {
             bounds.is_from_before(moved.inserted_xid)
                 || bounds.may_lack_a_record(moved.inserted_xid)
                 || self.records.may_lack_records() && bounds.is_resolved(moved.inserted_xid)

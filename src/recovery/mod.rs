@@ -52,6 +52,7 @@ use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
 use crate::capture::from_table::{self, Interrupted, ScannedRow, SessionEnded, TableSender};
 use crate::capture::positions::commit_before;
+use crate::capture::session_records::SessionRecords;
 use crate::capture::table::TableReader;
 use crate::capture::unrecorded::Unrecorded;
 use crate::capture::{ScanWindow, scan, shape};
@@ -60,7 +61,7 @@ use crate::error::Result;
 use crate::event::EventPosition;
 use crate::mapping::TableSettings;
 use crate::metrics::Metrics;
-use crate::postgres::{Snapshot, Sql, Target, connect_patiently};
+use crate::postgres::{Sql, Target, connect_patiently};
 use crate::store::capture_record::{self as captures, Resolved};
 use crate::store::dispatch::{PredecessorGone, last_ordinal};
 use crate::store::relay_row::{RecordKeeping, RelayMode, Unfinished, mark};
@@ -88,6 +89,8 @@ pub(crate) struct RecoverySubject {
     pub(crate) project: String,
     /// The shape and the capture record of each of `tables`, in the same order.
     pub(crate) captured: Vec<Captured>,
+    /// All capture records, first those of `captured`.
+    pub(crate) known: SessionRecords,
     pub(crate) records: RecordKeeping,
     pub(crate) instance: String,
     /// The walsender's pid.
@@ -114,7 +117,7 @@ pub(crate) async fn start(
         mark::write_unfinished(sql, &subject.slot, &subject.instance, &slot.point).await?;
     }
     let recorded = !subject.records.may_lack_records();
-    let resolved_below: Vec<u64> = subject.captured.iter().map(resolved_below).collect();
+    let resolved_below = read_rows::resolved_below(&subject.captured, &subject.known);
     let recovery = Recovery {
         subject,
         next: EventPosition {
@@ -147,22 +150,6 @@ pub(crate) async fn start(
         })
     });
     Ok((seam, told))
-}
-
-/// Returns a transaction number: all rows of older transactions are resolved, in the table, its partitions and its
-/// former partitions.
-fn resolved_below(captured: &Captured) -> u64 {
-    let record = &captured.record;
-    // Before the floor is raised for the first time, it is the `xmin` of `since`. Such a floor proves nothing: if the
-    // slot was created before `since` was taken, rows of older transactions may be in the stream and unresolved.
-    let begins_at = record.since.as_ref().map(Snapshot::xmin);
-    if Some(record.floor) == begins_at {
-        return 0;
-    }
-    let of_partitions = captured.with_own_floors(record.floor).map(|(_, own)| own);
-    let of_former = record.unread.values().copied();
-    let floors = of_partitions.chain(of_former);
-    floors.fold(record.floor, u64::min)
 }
 
 struct Recovery {

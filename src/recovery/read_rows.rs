@@ -11,9 +11,12 @@ use std::collections::HashSet;
 
 use decoder::Lsn;
 
+use crate::capture::claim::Captured;
 use crate::capture::from_table::TableRows;
+use crate::capture::session_records::SessionRecords;
 use crate::event::EventId;
 use crate::postgres::Snapshot;
+use crate::store::capture_record::CaptureRecord;
 
 /// Maximum number of event ids in one set. A hash table with 2^20 buckets is at most seven eighths full, so it holds
 /// exactly this number of ids. A set takes at most 18 MB, and 27 MB for a moment while it grows.
@@ -39,6 +42,31 @@ impl RememberedIds {
     }
 }
 
+/// Returns a transaction number for each record in `known`: all rows of older transactions are resolved, in the table,
+/// its partitions and its former partitions.
+pub(super) fn resolved_below(captured: &[Captured], known: &SessionRecords) -> Vec<u64> {
+    let of_table = |captured: &Captured| {
+        let of_partitions = captured.with_own_floors(captured.record.floor);
+        all_resolved_below(&captured.record, of_partitions.map(|(_, own)| own))
+    };
+    let others = known.iter().skip(captured.len());
+    let of_other =
+        |record: &CaptureRecord| all_resolved_below(record, record.uncaptured.values().copied());
+    let of_tables = captured.iter().map(of_table);
+    of_tables.chain(others.map(of_other)).collect()
+}
+
+fn all_resolved_below(record: &CaptureRecord, of_partitions: impl Iterator<Item = u64>) -> u64 {
+    // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
+    // streamed rows below it are resolved.
+    let begins_at = record.since.as_ref().map(Snapshot::xmin);
+    if Some(record.floor) == begins_at {
+        return 0;
+    }
+    let of_former = record.unread.values().copied();
+    of_partitions.chain(of_former).fold(record.floor, u64::min)
+}
+
 /// The rows that a recovery has read from the tables.
 #[derive(Debug)]
 pub(super) struct ReadRows {
@@ -57,9 +85,9 @@ impl ReadRows {
     /// - `repeated_before`: `None` if the slot is new. If the recovery has kept its slot, the stream may contain rows
     ///   that the recovery reads from the tables, but only before this WAL position.
     /// - `recorded`: the recovery's snapshot if every published event has a record, otherwise `None`.
-    /// - `resolved_below`: a transaction number for each table; all rows of older transactions are resolved. 0 if no
-    ///   such number is known. Has no effect if every published event has a record, because the records show which
-    ///   rows are resolved.
+    /// - `resolved_below`: a transaction number for each capture record; all rows of older transactions are resolved.
+    ///   0 if no such number is known. Has no effect if every published event has a record, because the records show
+    ///   which rows are resolved.
     pub(super) fn new(
         repeated_before: Option<Lsn>,
         recorded: Option<&Snapshot>,
@@ -131,8 +159,8 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// The result of [`may_be_recorded`](Self::may_be_recorded) for the current transaction.
     is_recorded: bool,
-    /// For each table, its lowest floor as a snapshot: the snapshot shows exactly the transactions below the floor.
-    /// Partitions and former partitions may have lower floors than the table. `None` if every published event has a
+    /// For each capture record, its lowest floor as a snapshot: the snapshot shows exactly the transactions below the
+    /// floor. Partitions and former partitions may have lower floors than the table. `None` if every published event has a
     /// record, or if no floor is known.
     ///
     /// All rows of the transactions below the floor are resolved, so the recovery does not read them from the table.
@@ -151,16 +179,16 @@ impl RowsFromTables {
         self.xid = xid;
     }
 
-    /// Whether the relay must skip this event of the current transaction. `table` is the index of the event's table in
-    /// the settings. `rows` has the events from the tables that have no outcome yet. The relay skips the event in these
-    /// cases:
+    /// Whether the relay must skip this event of the current transaction. `record` is the index of its table's record
+    /// in [`SessionRecords`]. `rows` has the events from the tables that have no outcome yet. The relay skips the event
+    /// in these cases:
     ///
     /// - The event is resolved, because its transaction is below the floor of the table.
     /// - The set of remembered ids contains the event, so this session has read it from the table.
     /// - `rows` contains the event, so this session is publishing it from the table. The set may lack the event's id,
     ///   because the number of remembered ids is limited.
-    pub(crate) fn has(&self, table: usize, event_id: &EventId, rows: &TableRows) -> bool {
-        let resolved = self.resolved.get(table).and_then(Option::as_ref);
+    pub(crate) fn has(&self, record: usize, event_id: &EventId, rows: &TableRows) -> bool {
+        let resolved = self.resolved.get(record).and_then(Option::as_ref);
         let is_resolved = resolved.is_some_and(|it| it.shows_recent(self.xid));
         is_resolved || self.ids.ids.contains(&event_id.uuid) || rows.is_unresolved(event_id)
     }

@@ -19,6 +19,7 @@ use replication::{Chunk, Confirmable, Source, StreamOptions, Watermark, frames};
 use slot_manager::slots;
 
 use crate::capture::intake::{Intake, IntakeStep, Streamed};
+use crate::capture::session_records::SessionRecords;
 use crate::capture::table;
 use crate::delivery::flow_control::backlog::Backlog;
 use crate::error::{Code, Error, Result};
@@ -84,11 +85,10 @@ impl MappedStream {
                         settings: table.clone(),
                         // The OID is unknown here, so the intake finds the table by its name.
                         oid: Oid(0),
-                        identity: table.identity(),
-                        id_suffixes: None,
                         always_has_inserted_xid: false,
                     })
                     .collect(),
+                SessionRecords::default(),
                 project,
                 metrics,
             ),

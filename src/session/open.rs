@@ -23,8 +23,8 @@ use super::{SessionRunner, parts, stuck};
 use crate::audit::{self, Auditor};
 use crate::capture::claim::{self, CaptureMoment, CaptureStart, Captured};
 use crate::capture::earlier::OutcomeLookup;
-use crate::capture::intake::Intake;
 use crate::capture::moved::MovedRows;
+use crate::capture::session_records::SessionRecords;
 use crate::capture::shape::FoundTable;
 use crate::capture::{Bounds, from_table, tops};
 use crate::condition::Phase;
@@ -337,12 +337,10 @@ impl SessionRunner {
         let captured = parts::as_captured(&ready.captured, &database.publication);
         let served = self.served(&cluster);
         relay_row::take(&sql, served, confirmed, ready.audit, mode, captured).await?;
-        let intake = Intake::new(
-            parts::streamed(settings, &ready.captured, &ready.publication),
-            settings.project()?.into(),
-            metrics.clone(),
-        );
-        let bounds: Arc<[Bounds]> = ready.captured.iter().map(Bounds::of).collect();
+        let known = SessionRecords::read(&sql, &ready.captured).await?;
+        let tables = (&*ready.captured, &ready.publication);
+        let intake = parts::intake(settings, tables, known.clone(), metrics)?;
+        let bounds: Arc<[Bounds]> = known.iter().map(Bounds::of).collect();
         let claimed = ready.captured.iter().map(|one| one.shape.oid).collect();
         let (rows, from_table) = from_table::channel();
         let repeats_rows = ready
@@ -350,8 +348,8 @@ impl SessionRunner {
             .as_ref()
             .is_some_and(RecoverySlot::repeats_rows);
         let (seam, recovered) = if let Some(slot) = ready.recovery {
-            let (publication, captured) = (&ready.publication, ready.captured);
-            let subject = self.recovery_subject(&reader, publication, captured, records)?;
+            let (publication, tables) = (&ready.publication, (ready.captured, known));
+            let subject = self.recovery_subject(&reader, publication, tables, records)?;
             let (seam, over) = recovery::start(&sql, subject, slot, rows.another(), gone).await?;
             (Some(seam), Some(over))
         } else {

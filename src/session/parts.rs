@@ -12,11 +12,13 @@ use super::supervisor::WatchSubject;
 use crate::audit::AuditSubject;
 use crate::capture::Bounds;
 use crate::capture::claim::Captured;
-use crate::capture::intake::Streamed;
+use crate::capture::intake::{Intake, Streamed};
+use crate::capture::session_records::SessionRecords;
 use crate::delivery::quarantine::Quarantine;
 use crate::delivery::topic_maker::TopicMaker;
 use crate::delivery::{Attempts, Delivery};
 use crate::error::Result;
+use crate::metrics::Metrics;
 use crate::postgres::Sql;
 use crate::recovery::RecoverySubject;
 use crate::settings::{OnBadEvent, Settings};
@@ -24,26 +26,31 @@ use crate::store::dispatch::quarantined::{self, MAX_BLOCKED};
 use crate::store::dispatch::{PredecessorGone, SlotReader};
 use crate::store::relay_row::RecordKeeping;
 
-/// Returns the captured tables, with the properties that the intake needs.
-pub(super) fn streamed(
+/// Builds the intake of a session with these tables.
+pub(super) fn intake(
     settings: &Settings,
-    captured: &[Captured],
-    publication: &PublicationState,
-) -> Vec<Streamed> {
+    (captured, publication): (&[Captured], &PublicationState),
+    known: SessionRecords,
+    metrics: &Metrics,
+) -> Result<Intake> {
     let tables = settings.tables.iter().zip(captured);
-    tables
+    let streamed = tables
         .zip(&publication.tables)
         .map(|((settings, captured), published)| Streamed {
             columns: published.columns.clone(),
             settings: settings.clone(),
             oid: Oid(captured.shape.oid),
-            identity: captured.identity(),
-            id_suffixes: Some(captured.record.id_suffixes.clone()),
             always_has_inserted_xid: captured.shape.has_inserted_xid
                 && captured.record.has_inserted_xid
                 && captured.record.added_xids.is_empty(),
-        })
-        .collect()
+        });
+    let project = settings.project()?.into();
+    Ok(Intake::new(
+        streamed.collect(),
+        known,
+        project,
+        metrics.clone(),
+    ))
 }
 
 /// Returns the fingerprint of the publication for the relay's row. Each capture record contains the fingerprint
@@ -103,7 +110,7 @@ impl SessionRunner {
         &self,
         reader: &SlotReader,
         publication: &PublicationState,
-        captured: Vec<Captured>,
+        (captured, known): (Vec<Captured>, SessionRecords),
         records: RecordKeeping,
     ) -> Result<RecoverySubject> {
         let settings = &self.settings;
@@ -114,6 +121,7 @@ impl SessionRunner {
             tables: settings.tables.clone(),
             project: settings.project()?.to_owned(),
             captured,
+            known,
             records,
             instance: self.instance.clone(),
             walsender: reader.walsender(),

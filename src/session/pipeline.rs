@@ -241,10 +241,10 @@ impl Pipeline {
                 self.watermark.commit(end_lsn);
                 self.is_past(end_lsn);
             }
-            IntakeStep::Event { table, event, .. }
-                if self.was_read_from_a_table(table, &event.origin.event_id) => {}
-            IntakeStep::Unmappable { table, error, .. }
-                if self.was_read_from_a_table(table, &error.known.event_id) => {}
+            IntakeStep::Event { record, event, .. }
+                if self.was_read_from_a_table(record, &event.origin.event_id) => {}
+            IntakeStep::Unmappable { record, error, .. }
+                if self.was_read_from_a_table(record, &error.known.event_id) => {}
             IntakeStep::TypesUnknown(relation) => self.look_types_up(relation).await?,
             IntakeStep::TableUnknown(relation) => self.refuse_unclaimed(relation).await?,
             IntakeStep::ColumnUnknown(relation) => self.refuse_incomplete(relation).await?,

@@ -163,6 +163,12 @@ impl CaptureRecord {
         former.dedup();
         former
     }
+
+    /// Whether the table with this OID belongs or belonged to the captured table: as one of its partitions, or
+    /// because it was the captured table before.
+    pub(crate) fn had(&self, oid: u32) -> bool {
+        self.id_suffixes.knows(oid) || self.former_partitions("").contains(&oid)
+    }
 }
 
 /// Reads the records of all slots.

@@ -89,7 +89,8 @@ pub(super) async fn brought_up(
     };
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
-    for oid in &record.detached {
+    // Also record the OID of a partitioned table, because only the partitions have rows to read.
+    for oid in record.detached.iter().chain([&known.oid]) {
         if !record.id_suffixes.knows(*oid) {
             record.id_suffixes = record.id_suffixes.with_copy(*oid, known.oid);
         }

@@ -10,7 +10,7 @@ use super::*;
 use crate::capture::shape::Shape;
 use crate::store::capture_record::IdSuffixes;
 
-fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
+pub(crate) fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
     CaptureRecord {
         identity: identity.into(),
         table: table.parse().unwrap(),
@@ -202,6 +202,39 @@ fn a_new_table_under_the_old_name_of_a_renamed_one_gets_its_own_identity() {
     assert_eq!(identities(&both, &records), [some("a.x"), None]);
     assert_eq!(identity(&"a.x".parse().unwrap(), &records), "a.x#2");
     assert_eq!(identity(&"a.z".parse().unwrap(), &records), "a.z");
+}
+
+/// Rows of the dropped table a.y may still be in the WAL, and have the identity a.y. The table with this name now may
+/// have been captured beside it, so it gets another identity.
+#[test]
+fn a_table_that_may_have_had_another_captured_name_does_not_get_the_identity_of_its_present_name() {
+    let records = [
+        record("a.x", "a.x", 2),
+        record("a.y", "a.y", 3),
+        record("a.z", "a.z", 4),
+    ];
+    // a.x was renamed to a.z, its successor to a.y, and its successor has the name a.x now.
+    let rotated = [found("a.x", 11), found("a.y", 10), found("a.z", 2)];
+    assert_eq!(identities(&rotated, &records), [None, None, some("a.x")]);
+    let replaced = [found("a.x", 2), found("a.y", 10), found("a.z", 11)];
+    let expected = [some("a.x"), some("a.y"), some("a.z")];
+    assert_eq!(identities(&replaced, &records), expected);
+    // The table a.y was a partition of a.x.
+    let [x, y, _] = &records;
+    let with_partition = CaptureRecord {
+        partitions: Some("7,9".to_owned()),
+        ..x.clone()
+    };
+    let detached = [found("a.x", 2), found("a.y", 7)];
+    let known = [with_partition.clone(), y.clone()];
+    assert_eq!(identities(&detached, &known), [some("a.x"), None]);
+    // Another slot has captured a table of this name. The name still decides, so that this relay is refused.
+    let of_another = CaptureRecord {
+        slot: "another".into(),
+        ..y.clone()
+    };
+    let known = [with_partition, of_another];
+    assert_eq!(identities(&detached, &known), [some("a.x"), some("a.y")]);
 }
 
 #[test]

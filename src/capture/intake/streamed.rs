@@ -2,14 +2,13 @@
 //! tables of the same name, because the WAL may also contain rows of those tables.
 
 use decoder::{Oid, OwnedColumn, OwnedRelation};
-use outbox_event::TableIdentity;
 use slot_manager::QualifiedName;
 use slot_manager::table::PresentColumn;
 
-use super::{Intake, unknown};
+use super::{Intake, MappedTable, unknown};
+use crate::capture::session_records::identity_of;
 use crate::error::{Code, Error, Result};
-use crate::mapping::{ColumnTypes, INSERTED_XID, TableSettings};
-use crate::store::capture_record::IdSuffixes;
+use crate::mapping::{ColumnTypes, INSERTED_XID, Mapper, TableSettings};
 
 /// A configured table, with the properties that the intake needs.
 #[derive(Debug)]
@@ -17,10 +16,6 @@ pub(crate) struct Streamed {
     pub(crate) settings: TableSettings,
     /// The table's current OID.
     pub(crate) oid: Oid,
-    pub(crate) identity: TableIdentity,
-    /// The suffixes in the event ids of earlier tables of this name. `None` if these event ids need no
-    /// suffix, as in a benchmark.
-    pub(crate) id_suffixes: Option<IdSuffixes>,
     /// Whether every row has a value in `inserted_xid`. Only then may event ids depend on that value.
     pub(crate) always_has_inserted_xid: bool,
     /// The columns that the table had when the session began.
@@ -28,17 +23,6 @@ pub(crate) struct Streamed {
 }
 
 impl Streamed {
-    /// Returns the identity from which the event ids of a table's rows are computed. `relation` is the OID of that
-    /// table: the present table, or an earlier table of the same name.
-    pub(super) fn identity_of(&self, relation: Oid) -> TableIdentity {
-        match &self.id_suffixes {
-            Some(suffixes) if relation != self.oid => {
-                self.identity.clone().with_suffix(&suffixes.of(relation.0))
-            }
-            _ => self.identity.clone(),
-        }
-    }
-
     /// Whether the stream's description of the table lacks an optional column that the table had when the session
     /// began. (The settings use an optional column only if the table has it.)
     pub(super) fn may_be_incomplete(&self, relation: &OwnedRelation) -> bool {
@@ -133,6 +117,56 @@ impl Streamed {
 }
 
 impl Intake {
+    /// Finds a captured table and its index in the settings, by OID or else by name. WAL from before a
+    /// rename has the table's old name, and WAL from before the table was created again has its old OID.
+    pub(super) fn captured(&self, relation: &OwnedRelation) -> Option<(usize, &Streamed)> {
+        let mut all = self.captured.iter().enumerate();
+        all.clone()
+            .find(|(_, table)| table.oid == relation.oid)
+            .or_else(|| all.find(|(_, table)| table.has_name_of(relation)))
+    }
+
+    /// Whether the relation has the name of a captured table.
+    pub(super) fn names_a_table(&self, relation: &OwnedRelation) -> bool {
+        self.captured
+            .iter()
+            .any(|table| table.has_name_of(relation))
+    }
+
+    /// Resolves the mapping of a relation with the settings of `table`, which is at the index `number`. The relation
+    /// may be an earlier table of the same name. The event ids then depend on the capture record of that table.
+    pub(super) fn resolve(
+        &self,
+        relation: &OwnedRelation,
+        number: usize,
+        table: &Streamed,
+    ) -> Result<MappedTable> {
+        let settings = &table.settings;
+        let (record, identity) = match self.records.of(relation.oid, number) {
+            Some((record, known)) => (record, identity_of(known, relation.oid)),
+            None => (number, settings.identity()),
+        };
+        let mapper = Mapper::resolve(relation, &self.types, settings, &identity, &self.project)?;
+        let inserted_xid = index_of_inserted_xid(relation);
+        let is_hashed = !mapper.table_columns().id_is_uuid;
+        // An earlier or later table of this name might not have the column, so check only the claimed table.
+        let always_has = table.always_has_inserted_xid && relation.oid == table.oid;
+        if always_has && is_hashed && inserted_xid.is_none() {
+            let name = &settings.table;
+            let what = format!(
+                "PostgreSQL sends rows of table {name} without the column {INSERTED_XID:?}, from which \
+                 their event ids are computed"
+            );
+            return Err(Error::new(Code::ColumnMissing, what)
+                .hint("add it to the publication's column list of that table, or drop the list"));
+        }
+        Ok(MappedTable {
+            mapper,
+            record,
+            inserted_xid,
+        })
+    }
+
     /// Returns the present name of the captured table to which the relation belongs, or `None` if there is
     /// no such table.
     pub(crate) fn table_of(&self, relation: Oid) -> Option<&QualifiedName> {
@@ -162,7 +196,7 @@ fn has(relation: &OwnedRelation, name: &str) -> bool {
 }
 
 /// The index of the column `inserted_xid`, if the relation has one.
-pub(super) fn index_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
+fn index_of_inserted_xid(relation: &OwnedRelation) -> Option<usize> {
     const XID8: Oid = Oid(5069);
     let is_it = |column: &OwnedColumn| column.name == INSERTED_XID && column.type_oid == XID8;
     relation.columns.iter().position(is_it)

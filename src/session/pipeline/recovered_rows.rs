@@ -42,11 +42,11 @@ impl Pipeline {
     }
 
     /// Whether the event must be skipped, because it is resolved or this session has read it from a table. If so,
-    /// counts it in the metric of skipped events. `table` is the index of the event's table in the settings.
-    pub(super) fn was_read_from_a_table(&self, table: usize, event_id: &EventId) -> bool {
+    /// counts it in the metric of skipped events. `record` is the index of the capture record of the event's table.
+    pub(super) fn was_read_from_a_table(&self, record: usize, event_id: &EventId) -> bool {
         let sent = self.read_rows.as_ref();
         let was_read_from_a_table =
-            sent.is_some_and(|sent| sent.has(table, event_id, &self.from_table));
+            sent.is_some_and(|sent| sent.has(record, event_id, &self.from_table));
         if was_read_from_a_table {
             self.metrics.events_skipped.inc();
         }

@@ -7,12 +7,17 @@ use decoder::Lsn;
 pub(crate) const GO: &str = "go";
 
 /// Selects the name of one captured table that still exists, but is not among the identities in `$1`. If there is
-/// such a table, no record may be deleted, because the record might belong to one of its rows.
+/// such a table, no record may be deleted, because the record might belong to one of its rows. A recorded name counts
+/// only if the table with this name has no record in `$1`: after a rotation, another captured table has the name.
 pub(crate) const OTHER_TABLES: &str = "\
-    select pg_catalog.format('%I.%I', c.schema_name, c.table_name) from outbox.capture c \
+    select case when r.oid is null then n.name else c.table_oid::pg_catalog.regclass::text end \
+    from outbox.capture c \
+    cross join lateral pg_catalog.format('%I.%I', c.schema_name, c.table_name) n (name) \
+    left join pg_catalog.pg_class r on r.oid = c.table_oid and r.relkind in ('r', 'p') \
     where c.identity <> all ($1) and ( \
-        pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name)) is not null \
-        or exists (select from pg_catalog.pg_class r where r.oid = c.table_oid and r.relkind in ('r', 'p'))) \
+        r.oid is not null \
+        or pg_catalog.to_regclass(n.name)::oid not in ( \
+            select k.table_oid from outbox.capture k where k.identity = any ($1))) \
     order by 1 limit 1";
 
 /// Returns an SQL condition on a record `w`: its event has another record that must stay. The outbox row of

@@ -24,6 +24,7 @@ mod plans;
 mod renamed;
 mod replaced;
 mod reused_ids;
+mod reused_names;
 mod rotated;
 mod shared_rows;
 mod slot_creation;
