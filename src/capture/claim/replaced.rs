@@ -89,7 +89,9 @@ pub(super) async fn brought_up(
     };
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
-    for oid in &record.detached {
+    // The rows of former tables keep their event ids. The record knows only a limited number of tables, so begin with
+    // those that the relay needs least.
+    for oid in known.settled.keys().chain(&record.detached) {
         if !record.id_suffixes.knows(*oid) {
             record.id_suffixes = record.id_suffixes.with_copy(*oid, known.oid);
         }

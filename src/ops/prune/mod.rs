@@ -19,8 +19,8 @@
 //! **A record may be deleted** when nothing needs it any longer:
 //!
 //! - It is older than the retention, and not in quarantine.
-//! - Its row is in no captured table. The auditor and a recovery would publish a row without a record
-//!   again.
+//! - Its row is in no captured table and in no former table, such as a detached partition. The auditor and a recovery
+//!   would publish a row without a record again, also after the partition is attached again.
 //! - Its commit is below `restart_lsn`, which is at most the confirmed position. A crash of PostgreSQL
 //!   loses newer confirmed positions, and PostgreSQL then sends the events after an older position
 //!   again.
@@ -33,7 +33,7 @@
 mod days;
 mod distance;
 mod proof;
-mod records;
+pub(super) mod records;
 mod rights;
 mod rows;
 
@@ -161,6 +161,8 @@ pub(crate) struct PrunedRecords {
     pub(crate) of_rows: u64,
     /// Why some or all old records have to stay until a later run.
     pub(crate) postponed: Option<String>,
+    /// Former tables that cannot be searched, so that all records stay which may belong to their rows.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The progress of a run.

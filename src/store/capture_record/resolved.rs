@@ -17,6 +17,9 @@ use crate::postgres::Sql;
 /// The statement adds the floors in `$9` to `unread`, and those in `$10` to `uncaptured`. If a table already has a
 /// floor there, that floor stays. The floor of a table is removed once `$4` contains the table again. The floor of
 /// a dropped table is removed from `uncaptured`, because PostgreSQL may give its OID to another table.
+///
+/// The tables of `$8` that still exist become `settled`, with the present end of the WAL. A table leaves `settled`
+/// when it is dropped or when `$4` contains it again.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \
@@ -31,10 +34,24 @@ const RESOLVE: &str = "\
         uncaptured = ( \
             SELECT coalesce(jsonb_object_agg(u.key, u.value), '{}') FROM jsonb_each( \
                 ($10::text::jsonb || uncaptured) - string_to_array(coalesce($4, ''), ',')) u \
-            WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = u.key::oid)) \
+            WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = u.key::oid)), \
+        settled = ( \
+            SELECT coalesce(jsonb_object_agg(s.key, s.value), '{}') FROM ( \
+                SELECT s.key, s.value FROM jsonb_each(settled || ( \
+                    SELECT coalesce(jsonb_object_agg(o, pg_catalog.pg_current_wal_insert_lsn()), '{}') \
+                    FROM unnest($8) o)) s \
+                WHERE s.key <> ALL (string_to_array(coalesce($4, ''), ',')) \
+                    AND EXISTS ( \
+                        SELECT FROM pg_catalog.pg_class c WHERE c.oid = s.key::oid AND c.relkind = 'r') \
+                ORDER BY (s.value #>> '{}')::pg_lsn DESC, s.key::oid DESC LIMIT $11) s) \
     WHERE identity = $1 AND slot = $5 AND EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
+
+/// Maximum number of tables in `settled`. Without a limit, each detached partition that is kept would make the
+/// record longer and pruning slower. The statement forgets the table that was settled first. The events of a
+/// forgotten table cannot be released from quarantine, and pruning deletes their old records.
+const MAX_SETTLED: i64 = 256;
 
 /// The rows of one table that are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +62,8 @@ pub(crate) struct Resolved<'a> {
     /// sequence that fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
-    /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets them.
+    /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets those that no
+    /// longer exist, and the others are settled.
     pub(crate) left: &'a [u32],
     /// Former partitions that could not be read, each with the floor from which it must be read later.
     pub(crate) unread: &'a BTreeMap<u32, u64>,
@@ -68,7 +86,7 @@ pub(crate) async fn resolve(
     let (floor_seq, numbering) = resolved.floor_seq.unzip();
     let unread = serde_json::json!(resolved.unread).to_string();
     let uncaptured = serde_json::json!(resolved.uncaptured).to_string();
-    let parameters: [&(dyn ToSql + Sync); 10] = [
+    let parameters: [&(dyn ToSql + Sync); 11] = [
         &resolved.identity,
         &floor,
         &floor_seq,
@@ -79,6 +97,7 @@ pub(crate) async fn resolve(
         &resolved.left,
         &unread,
         &uncaptured,
+        &MAX_SETTLED,
     ];
     sql.execute(RESOLVE, &parameters).await?;
     Ok(())

@@ -25,6 +25,7 @@ mod renamed;
 mod replaced;
 mod reused_ids;
 mod rotated;
+mod settled;
 mod shared_rows;
 mod slot_creation;
 mod table;
