@@ -89,7 +89,7 @@ pub(super) async fn find(
             }
             Ok(Err(remedy)) => unreadable.push(UnreadableTable {
                 table: name,
-                why: "events in quarantine cannot be looked up in it".to_owned(),
+                why: "an index is missing".to_owned(),
                 remedy,
             }),
             // The command must not fail because of a table that is no longer captured, for example because somebody
