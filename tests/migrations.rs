@@ -100,6 +100,7 @@ const OF_THE_RELAY: [&str; 17] = [
     include_str!("../migrations/0021_earlier_messages.sql"),
     include_str!("../migrations/0022_recovery_progress.sql"),
     include_str!("../migrations/0023_uncaptured.sql"),
+    include_str!("../migrations/0024_settled.sql"),
 ];
 
 async fn refused(client: &Client, sql: &str) -> DbError {

@@ -1,10 +1,14 @@
-//! Finds tables that may still have unresolved rows, although they were detached, moved or renamed. Each of
-//! them was a partition of a captured table, or was the captured table itself.
+//! Finds former tables: tables that were detached, moved or renamed, and were a partition of a captured table
+//! before, or the captured table itself. Their rows keep the identity of the captured table to which they
+//! belonged.
 //!
-//! As long as such a table exists, the recovery and the auditor read it like a captured table. Its rows keep
-//! the identity of the captured table to which they belonged. The capture record lists such tables
-//! (`CaptureRecord::detached`).
+//! - As long as such a table may have unresolved rows, the recovery and the auditor read it like a captured table
+//!   (`CaptureRecord::detached`).
+//! - Once all its rows have an outcome, the table is *settled* (`CaptureRecord::settled`). The relay no longer
+//!   reads all its rows, but looks up single rows there: the rows of events in quarantine that an operator
+//!   releases, and the rows of old records before it deletes the records.
 
+use decoder::Lsn;
 use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};
 
@@ -28,6 +32,8 @@ pub(crate) struct DetachedTable {
     /// Whether the table is still a partition of its parent, but the settings name another table now, so the
     /// parent is no longer captured.
     pub(crate) is_uncaptured: bool,
+    /// If all rows of the table have an outcome: a position in the WAL after the commits of all its rows.
+    pub(crate) settled: Option<Lsn>,
     pub(crate) state: DetachedState,
 }
 
@@ -101,7 +107,7 @@ impl DetachedTable {
     }
 }
 
-/// Finds the former partitions of the captured tables, each with the rows to read.
+/// Finds the former tables that may have unresolved rows, each with the rows to read.
 ///
 /// # Errors
 /// Database errors.
@@ -112,33 +118,99 @@ pub(crate) async fn find(
 ) -> Result<Vec<DetachedTable>> {
     let mut detached = Vec::new();
     for (number, (settings, captured)) in tables.iter().zip(captured).enumerate() {
-        let oids = captured
-            .record
-            .former_partitions(&captured.shape.partitions);
-        if oids.is_empty() {
-            continue;
-        }
-        let exist = table::former_partitions(sql, &oids).await?;
-        let records = capture_record::read(&**sql).await?;
-        for oid in oids {
-            let found = exist.iter().find(|found| found.oid == oid);
-            let state = match found {
-                Some(found) => state(sql, settings, captured, found, &records).await?,
-                None => DetachedState::Gone,
-            };
-            detached.push(DetachedTable {
-                number,
-                oid,
-                is_pending: found.is_some_and(|found| found.is_pending),
-                is_uncaptured: found.is_some_and(|found| {
-                    let is_attached = found.within.iter().any(|table| *table != oid);
-                    is_attached && other_owner(captured, found, &records).is_none()
-                }),
-                state,
-            });
-        }
+        let oids = unresolved_of(captured).into_iter().map(|oid| (oid, None));
+        detached.extend(describe(sql, (number, settings, captured), oids.collect()).await?);
     }
     Ok(detached)
+}
+
+/// Finds the settled tables. The table that was settled first comes first.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn find_settled(
+    sql: &Sql,
+    tables: &[TableSettings],
+    captured: &[Captured],
+) -> Result<Vec<DetachedTable>> {
+    let mut settled = Vec::new();
+    for (number, (settings, captured)) in tables.iter().zip(captured).enumerate() {
+        let tables = settled_of(captured).map(|(oid, at)| (oid, Some(at)));
+        settled.extend(describe(sql, (number, settings, captured), tables.collect()).await?);
+    }
+    settled.sort_by_key(|table| table.settled);
+    Ok(settled)
+}
+
+/// Finds all former tables: those of [`find`], and after them those of [`find_settled`].
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn find_all(
+    sql: &Sql,
+    tables: &[TableSettings],
+    captured: &[Captured],
+) -> Result<Vec<DetachedTable>> {
+    let mut former = find(sql, tables, captured).await?;
+    former.extend(find_settled(sql, tables, captured).await?);
+    Ok(former)
+}
+
+/// The OIDs of the tables that [`find_all`] finds.
+pub(crate) fn former_oids(captured: &Captured) -> Vec<u32> {
+    let mut oids = unresolved_of(captured);
+    oids.extend(settled_of(captured).map(|(oid, _)| oid));
+    oids
+}
+
+fn unresolved_of(captured: &Captured) -> Vec<u32> {
+    let Captured { record, shape } = captured;
+    record.former_partitions(&shape.partitions)
+}
+
+fn settled_of(captured: &Captured) -> impl Iterator<Item = (u32, Lsn)> {
+    let unresolved = unresolved_of(captured);
+    let settled = captured.record.settled.iter().map(|(oid, at)| (*oid, *at));
+    settled.filter(move |(oid, _)| {
+        !unresolved.contains(oid) && captured.shape.leaves().all(|leaf| leaf != *oid)
+    })
+}
+
+/// Describes former tables of one captured table. Each has the position at which it was settled.
+async fn describe(
+    sql: &Sql,
+    (number, settings, captured): (usize, &TableSettings, &Captured),
+    tables: Vec<(u32, Option<Lsn>)>,
+) -> Result<Vec<DetachedTable>> {
+    if tables.is_empty() {
+        return Ok(Vec::new());
+    }
+    let oids: Vec<u32> = tables.iter().map(|(oid, _)| *oid).collect();
+    let exist = table::former_partitions(sql, &oids).await?;
+    let records = capture_record::read(&**sql).await?;
+    let mut described = Vec::with_capacity(tables.len());
+    for (oid, settled) in tables {
+        let found = exist.iter().find(|found| found.oid == oid);
+        let owner = found.and_then(|found| other_owner(captured, found, &records));
+        // A settled table is only searched for the rows of single events, so no rows are left out.
+        let owner_of_rows = owner.filter(|_| settled.is_none());
+        let state = match found {
+            Some(found) => state(sql, settings, captured, found, owner_of_rows).await?,
+            None => DetachedState::Gone,
+        };
+        described.push(DetachedTable {
+            number,
+            oid,
+            is_pending: found.is_some_and(|found| found.is_pending),
+            is_uncaptured: found.is_some_and(|found| {
+                let is_attached = found.within.iter().any(|table| *table != oid);
+                is_attached && owner.is_none()
+            }),
+            settled,
+            state,
+        });
+    }
+    Ok(described)
 }
 
 /// Returns the record of another captured table that now contains this table.
@@ -157,9 +229,8 @@ async fn state(
     settings: &TableSettings,
     captured: &Captured,
     found: &FormerPartition,
-    records: &[CaptureRecord],
+    owner: Option<&CaptureRecord>,
 ) -> Result<DetachedState> {
-    let owner = other_owner(captured, found, records);
     let not_of_another = owner.and_then(|owner| owner.since.clone());
     if owner.is_some() && not_of_another.is_none() {
         return Ok(DetachedState::Gone);

@@ -18,7 +18,8 @@
 //!   created again.
 //! - `id_suffixes` has the suffix that each physical table of this name has in its event ids. The suffix
 //!   matters only for event ids that are computed without `inserted_xid`.
-//! - `detached` lists tables that were partitions and may have unresolved rows ([`detached`]).
+//! - `detached` lists tables that were partitions and may have unresolved rows, and `settled` lists those
+//!   whose rows all have an outcome ([`detached`]).
 //! - `slot` is the slot that owns the table. A relay on another slot is refused ([`claim`]).
 //!
 //! `since` and `floor` are compared with the row's column `inserted_xid`. [`shape`] finds out whether a

@@ -271,6 +271,7 @@ pub(crate) mod tests {
                 unread: std::collections::BTreeMap::new(),
                 recovery_progress: None,
                 uncaptured: std::collections::BTreeMap::new(),
+                settled: std::collections::BTreeMap::new(),
                 is_adopted: false,
             },
             shape: Shape {

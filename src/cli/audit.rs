@@ -12,7 +12,9 @@ use super::paint::{self, Paint};
 use super::{block_on, figures, output, report, wrap};
 use crate::error::Result;
 use crate::ops::LOCK_TIMEOUT;
-use crate::ops::audit::{self, AuditReport, AuditResult, EventCount, TableAudit, UnreadableTable};
+use crate::ops::audit::{
+    self, AuditReport, AuditResult, EventCount, FormerTableAudit, TableAudit, UnreadableTable,
+};
 use crate::ops::since::Since;
 use crate::postgres::{connect, limiting_lock_waits};
 use crate::settings::Settings;
@@ -33,7 +35,7 @@ pub(super) struct AuditArgs {
     /// Only rows from this time on: a duration such as 2d, or a time such as 2026-11-27T08:30:00Z
     #[arg(long, value_name = "TIME")]
     since: Option<Since>,
-    /// Print JSON: {result, dispatch, slot_has_passed, tables: [...], unreadable: [...]}
+    /// Print JSON: {result, dispatch, slot_has_passed, tables: [...], quarantined_elsewhere, unreadable: [...]}
     #[arg(long)]
     json: bool,
 }
@@ -131,6 +133,21 @@ impl ProgressLine {
 fn text(report: &AuditReport, paint: Paint) -> String {
     let tables = report.tables.iter().map(|table| of_table(table, paint));
     let mut text: String = tables.collect();
+    let elsewhere = &report.quarantined_elsewhere;
+    for FormerTableAudit { table, quarantined } in &elsewhere.former_tables {
+        let number = paint.severity(Severity::Warning, &format!("{quarantined:>10}"));
+        text += &format!(
+            "{} (no longer captured; its other rows have an outcome)\n{number}  in quarantine\n",
+            printable(table)
+        );
+    }
+    if elsewhere.without_row > 0 {
+        let number = paint.severity(Severity::Warning, &format!("{:>10}", elsewhere.without_row));
+        text += &format!(
+            "outbox.dispatch\n{number}  in quarantine, and their rows are in none of these tables, or without \
+             a readable id: `postrider quarantine list` shows the events\n"
+        );
+    }
     for UnreadableTable { table, why, remedy } in &report.unreadable {
         let why = format!("cannot be read: {}", printable(why));
         text += &format!(
@@ -143,7 +160,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     let (severity, conclusion) = match report.result {
         AuditResult::Waiting if !report.unreadable.is_empty() => (
             Severity::Warning,
-            "Not complete: some detached partitions cannot be read, and may have unpublished events.",
+            "Not complete: some former tables cannot be read, and may have rows of unpublished events.",
         ),
         AuditResult::Waiting if !report.slot_has_passed => (
             Severity::Warning,

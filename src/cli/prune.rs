@@ -119,6 +119,9 @@ fn text(report: &PruneReport) -> String {
             figures::count(dispatch.of_rows, "old record"),
         );
     }
+    for note in &dispatch.notes {
+        text += &format!("            note: {}\n", printable(note));
+    }
     if let Some(why) = &dispatch.postponed {
         text += &format!(
             "            the other records stay for now: {}\n",

@@ -14,13 +14,18 @@
 //! from a published one. It then counts a row without a record as published once the slot has passed
 //! it.
 //!
+//! An event in quarantine may have no row in the compared tables. `quarantined` counts such events, so that the audit
+//! never says that every event has an outcome while an event is in quarantine.
+//!
 //! The relay's auditor (`crate::audit`) makes the same comparison for rows above the floor, and publishes
 //! the missing rows.
+
+mod quarantined;
 
 use std::time::Duration;
 
 use serde::Serialize;
-use slot_manager::cluster;
+use slot_manager::{QualifiedName, cluster};
 
 use super::progress;
 use super::walk::{self, NAMED, TableWalk, WalkAction, WalkedPage};
@@ -33,6 +38,7 @@ use crate::postgres::{Sql, current_snapshot, require_primary};
 use crate::recovery::foreign_records::ForeignRecords;
 use crate::settings::Settings;
 use crate::store::relay_row::{self, RecordKeeping};
+pub(crate) use quarantined::{FormerTableAudit, QuarantinedElsewhere};
 
 const PAGE_ROWS: u32 = 5_000;
 
@@ -52,11 +58,13 @@ pub(crate) struct AuditReport {
     /// running.
     pub(crate) slot_has_passed: bool,
     pub(crate) tables: Vec<TableAudit>,
-    /// Detached partitions that the audit cannot read, and whose rows might not have an outcome.
+    /// Events in quarantine whose rows are in none of the `tables`.
+    pub(crate) quarantined_elsewhere: QuarantinedElsewhere,
+    /// Former tables that the audit cannot read, and whose rows might not have an outcome.
     pub(crate) unreadable: Vec<UnreadableTable>,
 }
 
-/// A detached partition that the audit cannot read.
+/// A former table that the audit cannot read.
 #[derive(Debug, Serialize)]
 pub(crate) struct UnreadableTable {
     pub(crate) table: String,
@@ -179,20 +187,21 @@ pub(crate) async fn run(
         }
         tables.push(audit);
     }
+    let unreadable = detached.iter().filter_map(DetachedTable::unreadable);
+    let mut unreadable: Vec<_> = unreadable.map(UnreadableTable::new).collect();
+    let (since, skipped) = (since.as_ref(), &mut unreadable);
+    let elsewhere = quarantined::find(sql, settings, &captured, since, &tables, skipped).await?;
+    let mut results: Vec<_> = tables.iter().map(TableAudit::result).collect();
+    if elsewhere.is_any() || !unreadable.is_empty() {
+        results.push(AuditResult::Waiting);
+    }
     Ok(AuditReport {
-        result: result(&tables, &detached),
+        result: results.into_iter().max().unwrap_or(AuditResult::Complete),
         records: passed.records,
         slot_has_passed: passed.below_xid > 0,
         tables,
-        unreadable: detached
-            .iter()
-            .filter_map(DetachedTable::unreadable)
-            .map(|(table, why, remedy)| UnreadableTable {
-                table: table.to_string(),
-                why: why.to_owned(),
-                remedy: remedy.to_owned(),
-            })
-            .collect(),
+        quarantined_elsewhere: elsewhere,
+        unreadable,
     })
 }
 
@@ -205,6 +214,16 @@ async fn refuse_later_records(sql: &Sql, settings: &Settings) -> Result<()> {
     match ForeignRecords::find(sql, slot, earlier.as_ref(), &cluster).await? {
         Some(later @ ForeignRecords::Later(_)) => Err(later.error(slot)),
         Some(ForeignRecords::Copy { .. }) | None => Ok(()),
+    }
+}
+
+impl UnreadableTable {
+    fn new((table, why, remedy): (&QualifiedName, &str, &str)) -> Self {
+        Self {
+            table: table.to_string(),
+            why: why.to_owned(),
+            remedy: remedy.to_owned(),
+        }
     }
 }
 
@@ -227,17 +246,6 @@ async fn wait_for_slot(sql: &Sql, settings: &Settings) -> Result<Passed> {
         },
         records: RecordKeeping::of(settings.dispatch, earlier.as_ref()),
     })
-}
-
-fn result(tables: &[TableAudit], detached: &[DetachedTable]) -> AuditResult {
-    let any_unreadable = detached.iter().any(|table| table.unreadable().is_some());
-    let of_tables = tables.iter().map(TableAudit::result);
-    let worst = of_tables.max().unwrap_or(AuditResult::Complete);
-    if any_unreadable {
-        worst.max(AuditResult::Waiting)
-    } else {
-        worst
-    }
 }
 
 /// Returns an SQL expression for the verdict on a row, which is the name of a field of [`TableAudit`].

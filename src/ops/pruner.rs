@@ -191,7 +191,8 @@ impl Pruner {
 }
 
 fn notes(report: &PruneReport) -> impl Iterator<Item = &String> {
-    report.tables.iter().flat_map(|table| &table.notes)
+    let of_tables = report.tables.iter().flat_map(|table| &table.notes);
+    of_tables.chain(&report.dispatch.notes)
 }
 
 fn failed(error: &Error) -> PruneRun {

@@ -21,7 +21,7 @@ const SELECT: &str = "\
     SELECT identity, schema_name, table_name, table_oid, slot, since::text, floor::text, floor_seq, \
         numbering, partitions, has_inserted_xid, added_xids::text[], recorded_from::text, \
         publication, since_lsn, id_suffixes::text, adoptions, detached, unread::text, \
-        recovery_progress::text, uncaptured::text \
+        recovery_progress::text, uncaptured::text, settled::text \
     FROM outbox.capture ORDER BY identity";
 
 /// Inserts a row, unless another relay on the same slot has inserted it first.
@@ -57,6 +57,10 @@ const TAKE_OVER: &str = "\
 
 const FULL_FROM_HERE: &str = "\
     UPDATE outbox.capture SET recorded_from = greatest(floor, recorded_from) WHERE slot = $1";
+
+/// Former tables whose rows all have an outcome, by OID. The position is the end of the WAL when the relay found
+/// this out. The commits of all their rows lie before this position.
+pub(crate) type SettledTables = BTreeMap<u32, Lsn>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CaptureRecord {
@@ -110,6 +114,10 @@ pub(crate) struct CaptureRecord {
     /// Partitions that were captured until the settings named another table: the OID of each, and its floor
     /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
+    /// Tables that were in `detached` until all their rows had an outcome. Audits and recoveries no longer read
+    /// these tables. But an event in quarantine may need its row there, and the rows may come back: see
+    /// [`SettledTables`].
+    pub(crate) settled: SettledTables,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
     /// is then the transaction of the restore, not of the original insert.
     pub(crate) is_adopted: bool,
@@ -145,6 +153,7 @@ impl CaptureRecord {
             unread: floors(row.get(18))?,
             recovery_progress: RecoveryProgress::read(row.get(19))?,
             uncaptured: floors(row.get(20))?,
+            settled: settled(row.get(21))?,
             is_adopted: row.get::<_, i32>(16) > 0,
         })
     }
@@ -326,6 +335,7 @@ pub(crate) async fn adopt(sql: &impl GenericClient, keeps_detached: bool) -> Res
                  SELECT DISTINCT o FROM unnest( \
                      detached || coalesce(string_to_array(partitions, ',')::oid[], '{{}}')) o ORDER BY o) \
                  ELSE '{{}}' END, \
+             settled = CASE WHEN $1 THEN settled ELSE '{{}}' END, \
              uncaptured = CASE WHEN $1 THEN ( \
                  SELECT coalesce(jsonb_object_agg(u.key, 0), '{{}}') FROM jsonb_each(uncaptured) u) \
                  ELSE '{{}}' END, \
@@ -361,6 +371,20 @@ fn floors(json: &str) -> Result<BTreeMap<u32, u64>> {
         let what = "outbox.capture holds an invalid list of floors";
         Error::new(Code::PostgresStatement, what).caused_by(e)
     })
+}
+
+fn settled(json: &str) -> Result<SettledTables> {
+    let invalid = || {
+        let what = "outbox.capture holds an invalid list of settled tables";
+        Error::new(Code::PostgresStatement, what)
+    };
+    let tables: BTreeMap<u32, String> =
+        serde_json::from_str(json).map_err(|e| invalid().caused_by(e))?;
+    let tables = tables.into_iter().map(|(oid, position)| {
+        let position = position.parse().map_err(|e| invalid().caused_by(e));
+        Ok((oid, position?))
+    });
+    tables.collect()
 }
 
 fn xid(text: &str) -> Result<u64> {

@@ -48,6 +48,7 @@ pub(super) fn new_record(
         unread: BTreeMap::new(),
         recovery_progress: None,
         uncaptured: BTreeMap::new(),
+        settled: BTreeMap::new(),
         is_adopted: false,
     }
 }

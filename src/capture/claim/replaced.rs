@@ -89,8 +89,11 @@ pub(super) async fn brought_up(
     };
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
+    // The rows of former tables keep their event ids. The record knows only a limited number of tables, so begin with
+    // those that the relay needs least.
+    let former = known.settled.keys().chain(&record.detached);
     // Also record the OID of a partitioned table, because only the partitions have rows to read.
-    for oid in record.detached.iter().chain([&known.oid]) {
+    for oid in former.chain([&known.oid]) {
         if !record.id_suffixes.knows(*oid) {
             record.id_suffixes = record.id_suffixes.with_copy(*oid, known.oid);
         }

@@ -31,6 +31,7 @@ pub(crate) fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
         unread: std::collections::BTreeMap::new(),
         recovery_progress: None,
         uncaptured: std::collections::BTreeMap::new(),
+        settled: std::collections::BTreeMap::new(),
         is_adopted: false,
     }
 }

@@ -64,7 +64,10 @@ fn detail(event: &EventReport) -> String {
                 lines.push(("occurred", line(at)));
             }
         }
-        None => lines.push(("row", "not in the outbox: pruned or deleted".to_owned())),
+        None => lines.push((
+            "row",
+            "not in the outbox: pruned, deleted or moved away".to_owned(),
+        )),
     }
     let named = |(name, value)| format!("{name:<10} {value}\n");
     lines.into_iter().map(named).collect()
@@ -221,7 +224,7 @@ mod tests {
         for part in [
             "message    17\n",
             "position   commit 0/10, ordinal 1\n",
-            "pruned or deleted",
+            "pruned, deleted or moved away",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

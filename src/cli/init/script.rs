@@ -49,6 +49,7 @@ const TABLE_OIDS: &str = include_str!("../../../migrations/0020_table_oids.sql")
 const EARLIER_MESSAGES: &str = include_str!("../../../migrations/0021_earlier_messages.sql");
 const RECOVERY_PROGRESS: &str = include_str!("../../../migrations/0022_recovery_progress.sql");
 const UNCAPTURED: &str = include_str!("../../../migrations/0023_uncaptured.sql");
+const SETTLED: &str = include_str!("../../../migrations/0024_settled.sql");
 
 /// The names that the files under `migrations/` use.
 const DEFAULT_PUBLICATION: &str = "postrider";
@@ -101,6 +102,7 @@ pub(super) fn migrations(settings: &Settings, new_table: NewTable) -> Vec<Migrat
         migration(21, "earlier_messages", EARLIER_MESSAGES.to_owned(), false),
         migration(22, "recovery_progress", RECOVERY_PROGRESS.to_owned(), false),
         migration(23, "uncaptured", UNCAPTURED.to_owned(), false),
+        migration(24, "settled", SETTLED.to_owned(), false),
     ]
 }
 

@@ -36,6 +36,7 @@
 //! the table (`dispatch::quarantined`), and reading released rows (`releaser`).
 
 mod dead_letter;
+mod former_tables;
 mod in_lanes;
 mod keys;
 mod release;

@@ -1,8 +1,8 @@
 //! A task that reads released rows from `outbox.dispatch`, and marks rows as released or quarantined. The
 //! task has its own connection, and answers one request at a time.
 //!
-//! The task looks up the rows of a page in their captured tables one by one, so it has only one row in
-//! memory, however large the rows are. The session takes each event when it has room. If a request fails,
+//! The task looks up the rows of a page one by one, so it has only one row in memory, however large the rows
+//! are. It looks in the captured tables, and then in former tables (`former_tables`). The session takes each event when it has room. If a request fails,
 //! the task reports the error, and the session asks again later, over a new connection.
 //!
 //! Not here: what to request and when, and what happens to an event.
@@ -14,8 +14,9 @@ use slot_manager::SlotName;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::former_tables::FormerTables;
 use super::{PAGE, QuarantineQuery};
-use crate::capture::table::{TableEvent, TableReader};
+use crate::capture::table::{RowValues, TableEvent, TableReader};
 use crate::capture::{claim, rows};
 use crate::error::{Code, Error, Result};
 use crate::event::{EventRef, Group};
@@ -134,6 +135,7 @@ struct ReleaserSession {
     sql: Sql,
     /// One reader per captured table; created when first needed.
     readers: Vec<TableReader>,
+    former: FormerTables,
 }
 
 struct Worker {
@@ -176,7 +178,11 @@ impl Worker {
     ) -> Result<QuarantineAnswer> {
         let session = match &mut self.session {
             Some(session) => session,
-            none => none.insert(ReleaserSession::open(&self.target).await?),
+            none => {
+                let (slot, tables) = (self.slot.clone(), self.tables.clone());
+                let former = FormerTables::new(slot, tables, self.project.clone());
+                none.insert(ReleaserSession::open(&self.target, former).await?)
+            }
         };
         let sql = &session.sql;
         match ask {
@@ -226,7 +232,7 @@ impl Worker {
         }
     }
 
-    /// Looks up the rows of a page in their captured tables, and sends their events to the session.
+    /// Looks up the rows of a page, and sends their events to the session.
     async fn read(
         &mut self,
         group: &Group,
@@ -245,6 +251,7 @@ impl Worker {
                 session.readers.push(reader);
             }
         }
+        session.former.page_begins();
         let mut not_replayed = 0;
         for row in rows {
             let one = match session.find(group, &row).await {
@@ -291,7 +298,7 @@ fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
 }
 
 impl ReleaserSession {
-    async fn open(target: &Target) -> Result<Self> {
+    async fn open(target: &Target, former: FormerTables) -> Result<Self> {
         let sql = connect_patiently(target, "postrider quarantine", STATEMENT_TIMEOUT).await?;
         // Make the planner use the index even if its statistics are wrong, because only few rows of a large
         // table are in quarantine. With `enable_seqscan = off`, statements on a table without an index on the
@@ -302,40 +309,48 @@ impl ReleaserSession {
         Ok(Self {
             sql,
             readers: Vec::new(),
+            former,
         })
     }
 
     /// Looks up the outbox row of an event and maps it again, because the settings may have changed.
     async fn find(&mut self, group: &Group, row: &ReleasedRow) -> Result<QuarantineAnswer> {
         let origin = row.origin.clone();
-        for reader in &mut self.readers {
-            let values = rows::find(&self.sql, reader, &origin.event_id).await?;
-            let Some(values) = values else { continue };
-            return match reader.event(&values, origin.position) {
-                Ok(mut found) => {
-                    found.event.origin = origin;
-                    if let ReleasedKind::Replayed(replay) = &row.kind {
-                        let message = found.event.message;
-                        found.event.message = mapping::marked(message, &found.topic, replay);
-                    }
-                    Ok(QuarantineAnswer::Event {
-                        group: group.clone(),
-                        event: found,
-                        is_new: row.kind == ReleasedKind::New,
-                    })
+        let Some((reader, values)) = self.row(&origin).await? else {
+            let gone = self.former.gone();
+            return Ok(QuarantineAnswer::Lost(group.clone(), origin, gone));
+        };
+        match reader.event(&values, origin.position) {
+            Ok(mut found) => {
+                found.event.origin = origin;
+                if let ReleasedKind::Replayed(replay) = &row.kind {
+                    let message = found.event.message;
+                    found.event.message = mapping::marked(message, &found.topic, replay);
                 }
-                Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
-                    let what = error.without_id();
-                    let error = Error::from(MapError::Event(error));
-                    let error = Error::new(error.code(), what).hint(error.hint_text());
-                    Ok(QuarantineAnswer::Lost(group.clone(), origin, error))
-                }
-                Err(error) => Err(error.into()),
-            };
+                Ok(QuarantineAnswer::Event {
+                    group: group.clone(),
+                    event: found,
+                    is_new: row.kind == ReleasedKind::New,
+                })
+            }
+            Err(MapError::Event(error)) if error.fault.is_of_the_row() => {
+                let what = error.without_id();
+                let error = Error::from(MapError::Event(error));
+                let error = Error::new(error.code(), what).hint(error.hint_text());
+                Ok(QuarantineAnswer::Lost(group.clone(), origin, error))
+            }
+            Err(error) => Err(error.into()),
         }
-        let gone = Error::new(Code::EventInvalid, "its row is no longer in its table")
-            .hint("to discard it, run `postrider quarantine discard ID --yes`");
-        Ok(QuarantineAnswer::Lost(group.clone(), origin, gone))
+    }
+
+    /// Returns the row of an event, with the reader of its table.
+    async fn row(&mut self, origin: &EventRef) -> Result<Option<(&mut TableReader, RowValues)>> {
+        for reader in &mut self.readers {
+            if let Some(values) = rows::find(&self.sql, reader, &origin.event_id).await? {
+                return Ok(Some((reader, values)));
+            }
+        }
+        self.former.row(&self.sql, origin).await
     }
 }
 

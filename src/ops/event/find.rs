@@ -7,12 +7,12 @@ use uuid::Uuid;
 
 use super::named_table;
 use super::rows::{self, FoundRow, SearchedTable};
-use super::state::{EventState, UnrecordedFacts};
+use super::state::{self, EventState, UnrecordedFacts};
 use super::{EventReport, EventTableRow};
 use crate::capture;
 use crate::error::{Code, Error, Result};
 use crate::event::{EventId, EventPosition};
-use crate::ops::progress;
+use crate::ops::{self, progress};
 use crate::postgres::Sql;
 use crate::settings::Settings;
 use crate::store::dispatch::history::{self, RecordedRow};
@@ -24,6 +24,9 @@ pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The longest time to wait for the slot to pass an event that has no record.
 const WAIT: Duration = Duration::from_secs(2);
+
+/// How long to wait for a lock on a former table.
+const FORMER_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The note about an event without a record while a recovery is due or running.
 const RECOVERING: &str = "A recovery is due or running: if the stream has missed the row, the relay publishes it after \
@@ -80,6 +83,7 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
             }
         }
     }
+    let not_searched = find_in_former(sql, settings, &mut tables, &records, &mut found).await?;
     let mut reports = Vec::new();
     for row in found {
         let record = records.iter().position(|r| r.event_id == row.event_id);
@@ -89,18 +93,67 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
             None => unrecorded(sql, settings, &mut tables[row.table], row).await?,
         });
     }
-    reports.extend(records.into_iter().map(|record| of_record(record, None)));
+    reports.extend(records.into_iter().map(|record| {
+        let mut report = of_record(record, None);
+        if report.state == EventState::Quarantined && !not_searched.is_empty() {
+            report.meaning = format!("{}{}", state::NOT_SEARCHED, not_searched.join("; "));
+        }
+        report
+    }));
     match named_table::unknown(settings, whole) {
         Some(error) if reports.is_empty() => Err(error),
         _ => Ok(reports),
     }
 }
 
+/// Adds the rows of those records that have no row in `found` yet, from former tables. Adds the former tables that
+/// were searched to `tables`. Returns those that could not be searched, each with the remedy.
+async fn find_in_former(
+    sql: &Sql,
+    settings: &Settings,
+    tables: &mut Vec<SearchedTable>,
+    records: &[RecordedRow],
+    found: &mut Vec<FoundRow>,
+) -> Result<Vec<String>> {
+    let has_row = |found: &[FoundRow], record: &RecordedRow| {
+        found.iter().any(|row| row.event_id == record.event_id)
+    };
+    if records.iter().all(|record| has_row(found, record)) {
+        return Ok(Vec::new());
+    }
+    let former = rows::former(sql, settings, tables).await?;
+    let mut not_searched = former.unreadable;
+    // Somebody may hold a lock on a former table for long, for example to archive it.
+    sql.limit_lock_waits(FORMER_LOCK_TIMEOUT).await?;
+    for table in former.tables {
+        for record in records {
+            let uuid = record.event_id.to_string();
+            let id = match record.source_id.as_deref() {
+                Some(source_id) => table.reader.id_in(source_id),
+                None => Some(&*uuid),
+            };
+            let Some(id) = id.filter(|_| !has_row(found, record)) else {
+                continue;
+            };
+            match table.rows(sql, tables.len(), id).await {
+                Ok(mut rows) => {
+                    rows.retain(|row| row.event_id == record.event_id);
+                    found.extend(rows);
+                }
+                Err(error) => not_searched.push(format!("{}: {error}", table.name)),
+            }
+        }
+        tables.push(table);
+    }
+    sql.limit_lock_waits(ops::LOCK_TIMEOUT).await?;
+    Ok(not_searched)
+}
+
 /// Returns the records of the found rows, and of the event with this uuid. If there are neither such
 /// rows nor such records, returns the records with this source id.
 async fn recorded(
     sql: &Sql,
-    tables: &[SearchedTable<'_>],
+    tables: &[SearchedTable],
     found: &[FoundRow],
     id: &str,
 ) -> Result<Vec<RecordedRow>> {
@@ -178,7 +231,7 @@ fn of_record(found: RecordedRow, row: Option<EventTableRow>) -> EventReport {
 async fn unrecorded(
     sql: &Sql,
     settings: &Settings,
-    table: &mut SearchedTable<'_>,
+    table: &mut SearchedTable,
     row: FoundRow,
 ) -> Result<EventReport> {
     let record = &table.captured.record;
@@ -231,7 +284,7 @@ async fn unrecorded(
 /// Returns the topic and ordering key of a row's event. `None` if the row is gone or cannot be mapped.
 async fn lane(
     sql: &Sql,
-    table: &mut SearchedTable<'_>,
+    table: &mut SearchedTable,
     row: &FoundRow,
 ) -> Result<Option<(String, String)>> {
     let event_id = EventId {

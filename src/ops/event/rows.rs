@@ -1,10 +1,12 @@
-//! Finds the rows with a given id in the captured tables.
+//! Finds the rows with a given id in the captured tables and in former tables.
 
+use slot_manager::QualifiedName;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::EventTableRow;
 use crate::capture::claim::{self, Captured};
+use crate::capture::detached;
 use crate::capture::table::{TableReader, altered_since, inserted_xid_text};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
@@ -16,9 +18,9 @@ use crate::settings::Settings;
 /// once if the id is not its primary key.
 const ROWS_SHOWN: usize = 20;
 
-/// A captured table, and the reader of its rows.
-pub(super) struct SearchedTable<'a> {
-    pub(super) settings: &'a TableSettings,
+/// A captured table or a former table, and the reader of its rows.
+pub(super) struct SearchedTable {
+    pub(super) name: QualifiedName,
     pub(super) captured: Captured,
     pub(super) reader: TableReader,
 }
@@ -39,7 +41,7 @@ pub(super) struct FoundRow {
 ///
 /// # Errors
 /// Errors of `claim::as_if_claimed` and of [`TableReader::resolve`].
-pub(super) async fn all<'a>(sql: &Sql, settings: &'a Settings) -> Result<Vec<SearchedTable<'a>>> {
+pub(super) async fn all(sql: &Sql, settings: &Settings) -> Result<Vec<SearchedTable>> {
     let captured =
         claim::as_if_claimed(sql, &settings.slot, &settings.tables, settings.start).await?;
     let mut tables = Vec::new();
@@ -54,28 +56,65 @@ pub(super) async fn all<'a>(sql: &Sql, settings: &'a Settings) -> Result<Vec<Sea
 ///
 /// # Errors
 /// The errors of [`all`].
-pub(super) async fn one<'a>(
-    sql: &Sql,
-    settings: &'a Settings,
-    number: usize,
-) -> Result<SearchedTable<'a>> {
+pub(super) async fn one(sql: &Sql, settings: &Settings, number: usize) -> Result<SearchedTable> {
     let tables = &settings.tables;
     let captured =
         claim::one_as_if_claimed(sql, &settings.slot, tables, number, settings.start).await?;
     SearchedTable::new(sql, settings, &tables[number], captured).await
 }
 
-impl<'a> SearchedTable<'a> {
+/// The former tables, in which a record may have its row although no captured table has the row.
+pub(super) struct SearchedFormerTables {
+    pub(super) tables: Vec<SearchedTable>,
+    /// The tables that our role cannot read, each with the remedy.
+    pub(super) unreadable: Vec<String>,
+}
+
+/// Prepares the search in the former tables of the tables that were searched.
+///
+/// # Errors
+/// The errors of [`all`].
+pub(super) async fn former(
+    sql: &Sql,
+    settings: &Settings,
+    searched: &[SearchedTable],
+) -> Result<SearchedFormerTables> {
+    let configured = |of: &SearchedTable| {
+        let mut tables = settings.tables.iter();
+        tables.find(|table| table.table == of.name).cloned()
+    };
+    let (tables, captured): (Vec<TableSettings>, Vec<Captured>) = searched
+        .iter()
+        .filter_map(|of| Some((configured(of)?, of.captured.clone())))
+        .unzip();
+    let mut former = SearchedFormerTables {
+        tables: Vec::new(),
+        unreadable: Vec::new(),
+    };
+    for table in detached::find_all(sql, &tables, &captured).await? {
+        if let Some((name, _, remedy)) = table.unreadable() {
+            former.unreadable.push(format!("{name}: {remedy}"));
+        }
+        if let Some(rows) = table.rows() {
+            let (table, captured) = (&rows.settings, rows.captured.clone());
+            let table = SearchedTable::new(sql, settings, table, captured).await?;
+            former.tables.push(table);
+        }
+    }
+    Ok(former)
+}
+
+impl SearchedTable {
     async fn new(
         sql: &Sql,
         settings: &Settings,
-        table: &'a TableSettings,
+        table: &TableSettings,
         captured: Captured,
     ) -> Result<Self> {
         let project = settings.project().unwrap_or("none");
         let reader = TableReader::resolve(sql, table, project, &captured).await?;
         Ok(Self {
-            settings: table,
+            name: table.table.clone(),
             captured,
             reader,
         })
@@ -113,7 +152,7 @@ impl<'a> SearchedTable<'a> {
             // The id has the wrong type for this table, such as text instead of a number, so no row has it.
             Err(error) if is_of_another_type(&error) => return Ok(Vec::new()),
             Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => {
-                let what = format!("searching {} for the id took too long", self.settings.table);
+                let what = format!("searching {} for the id took too long", self.name);
                 return Err(Error::new(Code::PostgresTimeout, what)
                     .hint("create an index on the column with the ids, or give the event's uuid"));
             }
@@ -124,7 +163,7 @@ impl<'a> SearchedTable<'a> {
             event_id: row.get(0),
             name: row.get(1),
             row: EventTableRow {
-                table: self.settings.table.to_string(),
+                table: self.name.to_string(),
                 seq: row.get(2),
                 inserted_xid: row.get(3),
                 occurred_at: row.get(4),

@@ -40,6 +40,11 @@ pub(super) struct UnrecordedFacts {
     pub(super) records: RecordKeeping,
 }
 
+/// The beginning of the meaning of an event in quarantine, if some former tables could not be searched. The tables and
+/// remedies follow.
+pub(super) const NOT_SEARCHED: &str = "in quarantine, and its row is in no table that could be searched. The row may \
+    be in a former table, such as a detached partition. To release the event, let the relay read this table: ";
+
 impl EventState {
     /// Returns the state that a record shows.
     pub(super) fn recorded(state: &str) -> Self {
@@ -118,9 +123,9 @@ impl EventState {
                 exceptions: the slot has passed this one, so it was published"
                 .to_owned(),
             Self::Quarantined if !has_row => format!(
-                "in quarantine since {at}, and its row is not found in the table: it was deleted, or its id \
-                 could not be read. Without the row it cannot be published: insert it again as a new event, if its \
-                 consumers need it, and `postrider quarantine discard` this one"
+                "in quarantine since {at}, and its row is found neither in the table nor in a former table: it \
+                 was deleted, or its id could not be read. Without the row it cannot be published: insert it \
+                 again as a new event, if its consumers need it, and `postrider quarantine discard` this one"
             ),
             Self::Quarantined => format!(
                 "in quarantine since {at}, so it is not published: correct the cause, then \

@@ -24,8 +24,9 @@
 //! **A record may be deleted** if all of these conditions hold:
 //!
 //! - The event is published or discarded, and its record is older than the retention.
-//! - The outbox row of the event is in no captured table. Otherwise the auditor or a recovery would find the row
-//!   without a record, and publish it again.
+//! - The outbox row of the event is in no captured table, and in no former table, such as a detached partition.
+//!   Otherwise the auditor or a recovery would find the row without a record, and publish it again, in a former table
+//!   after the table is attached again.
 //! - The commit of the event is below `restart_lsn`, which is at most the confirmed position. After a crash, PostgreSQL
 //!   may return to an older confirmed position and send later events again, but no event below `restart_lsn`.
 //! - The outbox row was deleted, and the slot has then confirmed the WAL up to the deletion. If an update moved the row
@@ -37,7 +38,7 @@
 mod days;
 mod distance;
 mod proof;
-mod records;
+pub(super) mod records;
 mod rights;
 mod rows;
 
@@ -165,6 +166,8 @@ pub(crate) struct PrunedRecords {
     pub(crate) of_rows: u64,
     /// Why some or all old records have to stay until a later run.
     pub(crate) postponed: Option<String>,
+    /// Former tables that cannot be searched, so that all records stay which may belong to their rows.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The progress of a run.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use decoder::Lsn;
 use slot_manager::table::{self, LookupColumn};
 use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
@@ -24,6 +25,9 @@ use crate::store::position;
 /// of the WAL within seconds.
 const WAIT: Duration = Duration::from_secs(20);
 
+/// Maximum number of former tables that the notes name.
+const NOTES: usize = 3;
+
 /// Deletes all records that may be deleted, or counts them. Returns false if `on_step` stopped the run.
 pub(super) async fn prune(
     context: &PruneContext<'_>,
@@ -41,7 +45,10 @@ pub(super) async fn prune(
         }
     };
     let has_row = match has_row_sql(context, captured).await? {
-        Ok(has_row) => has_row,
+        Ok((has_row, notes)) => {
+            pruned.notes = notes;
+            has_row
+        }
         Err(why) => {
             pruned.postponed = Some(why);
             return Ok((pruned, true));
@@ -168,14 +175,15 @@ impl RecordChunk {
     }
 }
 
-/// Returns an SQL condition on a row `w` of outbox.dispatch: a captured table still has the outbox row of its event. In
-/// a dry run, outbox rows that a real run would have deleted do not count.
+/// Returns an SQL condition on a row `w` of outbox.dispatch: a captured table or a former table still has the outbox row
+/// of its event. In a dry run, outbox rows that a real run would have deleted do not count. Also returns notes on former
+/// tables whose records all stay.
 ///
 /// The inner error says why there is no such condition. All records must then stay.
 async fn has_row_sql(
     context: &PruneContext<'_>,
     captured: &[Captured],
-) -> Result<Result<String, String>> {
+) -> Result<Result<(String, Vec<String>), String>> {
     let identities: Vec<&str> = captured
         .iter()
         .map(|captured| captured.record.identity.as_str())
@@ -193,29 +201,71 @@ async fn has_row_sql(
     }
     let mut conditions = Vec::new();
     let tables = &context.settings.tables;
-    let detached = detached::find(sql, tables, captured).await?;
-    if let Some((table, why, remedy)) = detached.iter().find_map(DetachedTable::unreadable) {
-        return Ok(Err(format!(
-            "rows of {table} may still need their records, and cannot be read: {why}: {remedy}"
-        )));
-    }
     // A dry run has deleted no rows, so leave out the rows that a real run would have deleted by now.
     let is_dry_run = context.request.is_dry_run();
-    let current = tables.iter().zip(captured).map(|(table, captured)| {
+    let project = context.settings.project().unwrap_or("none");
+    for (table, captured) in tables.iter().zip(captured) {
         let which = is_dry_run.then(|| rows::stays_sql(context, captured));
-        (table, captured, which.unwrap_or_else(|| "true".to_owned()))
-    });
-    let former = detached.iter().filter_map(DetachedTable::rows);
-    let former = former.map(|rows| (&rows.settings, &rows.captured, "true".to_owned()));
-    for (table, captured, which) in current.chain(former) {
-        let project = context.settings.project().unwrap_or("none");
+        let which = which.unwrap_or_else(|| "true".to_owned());
         let reader = TableReader::resolve(sql, table, project, captured).await?;
         match exists_sql(sql, captured, &reader, &which).await? {
             Ok(condition) => conditions.push(condition),
             Err(why) => return Ok(Err(why)),
         }
     }
-    Ok(Ok(format!("({})", conditions.join(" or "))))
+    let mut unsearched: Vec<(Lsn, String)> = Vec::new();
+    for table in detached::find_all(sql, tables, captured).await? {
+        match (of_former_sql(sql, project, &table).await?, table.settled) {
+            (Ok(condition), _) => conditions.extend(condition),
+            (Err(why), None) => return Ok(Err(why)),
+            // All records of the table's rows are older than the position at which the table was settled.
+            (Err(why), Some(settled)) => unsearched.push((settled, why)),
+        }
+    }
+    let last = unsearched.iter().map(|(settled, _)| *settled).max();
+    conditions.extend(last.map(before_sql));
+    let more = unsearched.len().saturating_sub(NOTES);
+    let notes = unsearched.into_iter().take(NOTES);
+    let mut notes: Vec<String> = notes.map(|(_, why)| why).collect();
+    if more > 0 {
+        notes.push(format!("the same is true of {more} more former tables"));
+    }
+    if let Some(last) = last {
+        notes.push(format!("so the old records from before {last} stay"));
+    }
+    Ok(Ok((format!("({})", conditions.join(" or ")), notes)))
+}
+
+/// Returns the SQL condition that the row of the record `w` is in this former table. `None` if the table is gone. The
+/// inner error says why the rows cannot be looked up.
+async fn of_former_sql(
+    sql: &Sql,
+    project: &str,
+    table: &DetachedTable,
+) -> Result<Result<Option<String>, String>> {
+    if let Some((table, why, remedy)) = table.unreadable() {
+        return Ok(Err(format!(
+            "rows of {table} may still need their records, and cannot be read: {why}: {remedy}"
+        )));
+    }
+    let Some(rows) = table.rows() else {
+        return Ok(Ok(None));
+    };
+    let (settings, captured) = (&rows.settings, &rows.captured);
+    let reader = TableReader::resolve(sql, settings, project, captured).await?;
+    let exists = exists_sql(sql, captured, &reader, "true").await?;
+    Ok(exists.map(|exists| {
+        let before = table.settled.map(before_sql);
+        Some(before.map_or_else(
+            || exists.clone(),
+            |before| format!("({before} and {exists})"),
+        ))
+    }))
+}
+
+/// The SQL condition that the record `w` may belong to a row of a table that was settled at this position.
+fn before_sql(settled: Lsn) -> String {
+    format!("w.commit_lsn < '{settled}'::pg_lsn")
 }
 
 /// Returns an SQL condition on a row `w` of outbox.dispatch: this table has the outbox row `e` of its event, and `e`
@@ -223,7 +273,7 @@ async fn has_row_sql(
 /// up the outbox row.
 ///
 /// `offset 0` makes PostgreSQL look up the outbox row of each record, instead of reading the whole table at once.
-pub(super) async fn exists_sql(
+pub(in crate::ops) async fn exists_sql(
     sql: &Sql,
     captured: &Captured,
     reader: &TableReader,

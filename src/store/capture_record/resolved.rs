@@ -11,7 +11,7 @@ use crate::postgres::Sql;
 /// Records which rows of a table are resolved. Does nothing unless walsender `$6` reads slot `$5`, because only
 /// the session that holds the slot may do this.
 ///
-/// `$4` lists the table's present partitions. `$8` lists former partitions whose rows are all resolved. Three columns
+/// `$4` lists the table's present partitions. `$8` lists former partitions whose rows are all resolved. Four columns
 /// of the record list other partitions:
 ///
 /// - `detached`: partitions that may still have unresolved rows. The statement adds every recorded partition that `$4`
@@ -21,6 +21,8 @@ use crate::postgres::Sql;
 /// - `uncaptured`: partitions of a table that is no longer captured, each with a floor. The statement adds the
 ///   partitions in `$10`, and removes those in `$4`. It also removes dropped partitions, because PostgreSQL may give
 ///   their OIDs to other tables.
+/// - `settled`: former tables without unresolved rows, each with the end of the WAL at that time. The statement adds
+///   the tables in `$8` that still exist, and removes dropped tables and those in `$4`.
 ///
 /// If a partition in `$9` or `$10` already has a floor in the record, the recorded floor stays.
 const RESOLVE: &str = "\
@@ -37,10 +39,24 @@ const RESOLVE: &str = "\
         uncaptured = ( \
             SELECT coalesce(jsonb_object_agg(u.key, u.value), '{}') FROM jsonb_each( \
                 ($10::text::jsonb || uncaptured) - string_to_array(coalesce($4, ''), ',')) u \
-            WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = u.key::oid)) \
+            WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = u.key::oid)), \
+        settled = ( \
+            SELECT coalesce(jsonb_object_agg(s.key, s.value), '{}') FROM ( \
+                SELECT s.key, s.value FROM jsonb_each(settled || ( \
+                    SELECT coalesce(jsonb_object_agg(o, pg_catalog.pg_current_wal_insert_lsn()), '{}') \
+                    FROM unnest($8) o)) s \
+                WHERE s.key <> ALL (string_to_array(coalesce($4, ''), ',')) \
+                    AND EXISTS ( \
+                        SELECT FROM pg_catalog.pg_class c WHERE c.oid = s.key::oid AND c.relkind = 'r') \
+                ORDER BY (s.value #>> '{}')::pg_lsn DESC, s.key::oid DESC LIMIT $11) s) \
     WHERE identity = $1 AND slot = $5 AND EXISTS ( \
         SELECT FROM pg_catalog.pg_replication_slots s \
         WHERE s.slot_name = $5 AND s.active_pid = $6)";
+
+/// Maximum number of tables in `settled`. Without a limit, each detached partition that is kept would make the
+/// record longer and pruning slower. The statement forgets the table that was settled first. The events of a
+/// forgotten table cannot be released from quarantine, and pruning deletes their old records.
+const MAX_SETTLED: i64 = 256;
 
 /// The rows of one table that are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +67,8 @@ pub(crate) struct Resolved<'a> {
     /// sequence that fills the column `seq`.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
-    /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets them.
+    /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets those that no
+    /// longer exist, and the others are settled.
     pub(crate) left: &'a [u32],
     /// Former partitions that could not be read, each with the floor from which it must be read later.
     pub(crate) unread: &'a BTreeMap<u32, u64>,
@@ -74,7 +91,7 @@ pub(crate) async fn resolve(
     let (floor_seq, numbering) = resolved.floor_seq.unzip();
     let unread = serde_json::json!(resolved.unread).to_string();
     let uncaptured = serde_json::json!(resolved.uncaptured).to_string();
-    let parameters: [&(dyn ToSql + Sync); 10] = [
+    let parameters: [&(dyn ToSql + Sync); 11] = [
         &resolved.identity,
         &floor,
         &floor_seq,
@@ -85,6 +102,7 @@ pub(crate) async fn resolve(
         &resolved.left,
         &unread,
         &uncaptured,
+        &MAX_SETTLED,
     ];
     sql.execute(RESOLVE, &parameters).await?;
     Ok(())

@@ -255,6 +255,20 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
 }
 
+/// Returns how many different events without a final outcome match a condition on their record `w`: events in
+/// quarantine, and events that an operator has released.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn count_unpublished(sql: &Sql, condition: &str) -> Result<u64> {
+    let statement = format!(
+        "select count(distinct w.event_id) from outbox.dispatch w \
+         where w.state in ('quarantined', 'released') and {condition}"
+    );
+    let row = sql.query_one(&statement, &[]).await?;
+    Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
+}
+
 /// Releases one event, unless the event has left the quarantine. Returns the number of released events.
 ///
 /// # Errors

@@ -26,6 +26,7 @@ mod replaced;
 mod reused_ids;
 mod reused_names;
 mod rotated;
+mod settled;
 mod shared_rows;
 mod slot_creation;
 mod table;

@@ -1,0 +1,118 @@
+//! Looks up the rows of released events in former tables, such as detached partitions and tables that were
+//! renamed away. An event keeps its row there, so it can be released although its captured table no longer
+//! has the row.
+
+use std::sync::Arc;
+
+use slot_manager::SlotName;
+
+use crate::capture::claim;
+use crate::capture::detached::{self, DetachedTable};
+use crate::capture::rows;
+use crate::capture::table::{RowValues, TableReader};
+use crate::error::{Code, Error, Result};
+use crate::event::EventRef;
+use crate::mapping::TableSettings;
+use crate::postgres::Sql;
+
+/// Maximum number of unreadable tables that an error names.
+const NAMED: usize = 3;
+
+/// The former tables of the captured tables.
+#[derive(Debug)]
+pub(super) struct FormerTables {
+    slot: SlotName,
+    captured: Vec<TableSettings>,
+    project: Arc<str>,
+    /// Whether the list of former tables was read since [`page_begins`](Self::page_begins).
+    is_current: bool,
+    /// The OIDs of all former tables that the readers were made for. There may be hundreds of readers, so
+    /// they are made again only if this list changes.
+    oids: Vec<u32>,
+    /// In order of `settled`. An event is usually in the first table that was settled after its commit.
+    tables: Vec<(DetachedTable, TableReader)>,
+    /// The tables that our role cannot read, each with the remedy.
+    unreadable: Vec<String>,
+}
+
+impl FormerTables {
+    pub(super) fn new(slot: SlotName, captured: Vec<TableSettings>, project: Arc<str>) -> Self {
+        Self {
+            slot,
+            captured,
+            project,
+            is_current: false,
+            oids: Vec::new(),
+            tables: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// Notes that another page of events begins. A table may have been detached since the previous page.
+    pub(super) fn page_begins(&mut self) {
+        self.is_current = false;
+    }
+
+    async fn refresh(&mut self, sql: &Sql) -> Result<()> {
+        let captured = claim::known(sql, &self.slot, &self.captured).await?;
+        let oids: Vec<u32> = captured.iter().flat_map(detached::former_oids).collect();
+        // A table that our role could not read may be readable now.
+        if self.oids == oids && self.unreadable.is_empty() {
+            return Ok(());
+        }
+        (self.tables, self.unreadable) = (Vec::new(), Vec::new());
+        for table in detached::find_all(sql, &self.captured, &captured).await? {
+            if let Some((name, _, remedy)) = table.unreadable() {
+                self.unreadable.push(format!("{name}: {remedy}"));
+            }
+            if let Some(rows) = table.rows() {
+                let (settings, captured) = (&rows.settings, &rows.captured);
+                let reader = TableReader::resolve(sql, settings, &self.project, captured).await?;
+                self.tables.push((table, reader));
+            }
+        }
+        self.oids = oids;
+        Ok(())
+    }
+
+    /// Returns the row of an event, with the reader of its table.
+    pub(super) async fn row(
+        &mut self,
+        sql: &Sql,
+        origin: &EventRef,
+    ) -> Result<Option<(&mut TableReader, RowValues)>> {
+        if !self.is_current {
+            self.refresh(sql).await?;
+            self.is_current = true;
+        }
+        let commit = origin.position.commit.lsn();
+        for (table, reader) in &mut self.tables {
+            if table.settled.is_some_and(|settled| settled < commit) {
+                continue;
+            }
+            if let Some(row) = rows::find(sql, reader, &origin.event_id).await? {
+                return Ok(Some((reader, row)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the error of an event whose row was not found.
+    pub(super) fn gone(&self) -> Error {
+        if self.unreadable.is_empty() {
+            return Error::new(Code::EventInvalid, "its row is no longer in its table")
+                .hint("to discard it, run `postrider quarantine discard ID --yes`");
+        }
+        let named: Vec<&str> = self.unreadable.iter().take(NAMED).map(|t| &**t).collect();
+        let more = match self.unreadable.len() - named.len() {
+            0 => String::new(),
+            more => format!("; and {more} more tables"),
+        };
+        let what = format!(
+            "its row is in no table that the relay can read, and may be in a former table: {}{more}",
+            named.join("; ")
+        );
+        Error::new(Code::EventInvalid, what)
+            .hint("let the relay read the former table, then release the event again")
+    }
+}

@@ -1,0 +1,126 @@
+//! Finds the events in quarantine whose rows are in no table that the audit has compared.
+//!
+//! The audit compares rows with records. So an event in quarantine would stay unseen if its row is in a former table
+//! that the audit no longer reads, such as a partition that was detached long ago, or if its row was deleted. So the
+//! audit also counts the records. If there are more records in quarantine than rows, this module looks the rows up
+//! in the settled tables (`capture::detached`).
+
+use decoder::Lsn;
+use serde::Serialize;
+
+use super::{TableAudit, UnreadableTable};
+use crate::capture::claim::Captured;
+use crate::capture::detached::{self, DetachedRows};
+use crate::capture::table::TableReader;
+use crate::error::Result;
+use crate::ops::prune::records::exists_sql;
+use crate::ops::since::SinceTime;
+use crate::postgres::Sql;
+use crate::settings::Settings;
+use crate::store::dispatch::quarantine_commands::count_unpublished;
+
+/// The events in quarantine whose rows are in no table that the audit has compared.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct QuarantinedElsewhere {
+    /// The settled tables that have such rows.
+    pub(crate) former_tables: Vec<FormerTableAudit>,
+    /// The events in quarantine whose row was found nowhere.
+    pub(crate) without_row: u64,
+}
+
+/// The events in quarantine that need their rows in a settled table.
+#[derive(Debug, Serialize)]
+pub(crate) struct FormerTableAudit {
+    pub(crate) table: String,
+    pub(crate) quarantined: u64,
+}
+
+impl QuarantinedElsewhere {
+    pub(super) fn is_any(&self) -> bool {
+        self.without_row > 0 || !self.former_tables.is_empty()
+    }
+}
+
+/// Counts the events in quarantine that `tables` do not contain. Adds settled tables that cannot be searched for these
+/// events to `unreadable`.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn find(
+    sql: &Sql,
+    settings: &Settings,
+    captured: &[Captured],
+    since: Option<&SinceTime>,
+    tables: &[TableAudit],
+    unreadable: &mut Vec<UnreadableTable>,
+) -> Result<QuarantinedElsewhere> {
+    let all = since.map_or_else(
+        || "true".to_owned(),
+        |since| format!("w.committed_at >= {}", since.sql()),
+    );
+    let compared = tables
+        .iter()
+        .map(|table| table.quarantined.events + table.released.events);
+    let total = count_unpublished(sql, &all).await?;
+    let mut found = QuarantinedElsewhere {
+        without_row: total.saturating_sub(compared.sum()),
+        ..QuarantinedElsewhere::default()
+    };
+    if found.without_row == 0 {
+        return Ok(found);
+    }
+    for table in detached::find_settled(sql, &settings.tables, captured).await? {
+        unreadable.extend(table.unreadable().map(UnreadableTable::new));
+        if found.without_row == 0 {
+            break;
+        }
+        let Some((rows, settled)) = table.rows().zip(table.settled) else {
+            continue;
+        };
+        let name = rows.settings.table.to_string();
+        match in_table(sql, settings, rows, settled, &all).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(events)) => {
+                found.without_row = found.without_row.saturating_sub(events);
+                found.former_tables.push(FormerTableAudit {
+                    table: name,
+                    quarantined: events,
+                });
+            }
+            Ok(Err(remedy)) => unreadable.push(UnreadableTable {
+                table: name,
+                why: "an index is missing".to_owned(),
+                remedy,
+            }),
+            // The command must not fail because of a table that is no longer captured, for example because somebody
+            // archives the table and holds a lock on it.
+            Err(error) => unreadable.push(UnreadableTable {
+                table: name,
+                why: error.to_string(),
+                remedy: "run the audit again".to_owned(),
+            }),
+        }
+    }
+    Ok(found)
+}
+
+/// Counts the events in quarantine whose rows are in this table. The inner error says what to do so that the rows can
+/// be looked up.
+async fn in_table(
+    sql: &Sql,
+    settings: &Settings,
+    rows: &DetachedRows,
+    settled: Lsn,
+    all: &str,
+) -> Result<Result<u64, String>> {
+    let captured = &rows.captured;
+    let project = settings.project().unwrap_or("none");
+    let reader = TableReader::resolve(sql, &rows.settings, project, captured).await?;
+    let is_its_row = format!("{} = w.event_id", reader.event_id_sql());
+    let exists = match exists_sql(sql, captured, &reader, &is_its_row).await? {
+        Ok(exists) => exists,
+        Err(remedy) => return Ok(Err(remedy)),
+    };
+    let condition = format!("{all} and w.commit_lsn < '{settled}'::pg_lsn and {exists}");
+    Ok(Ok(count_unpublished(sql, &condition).await?))
+}
