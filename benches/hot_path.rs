@@ -29,7 +29,8 @@ const EVENTS: u32 = 1_000;
 /// Number of ordering keys of these events.
 const KEYS: u32 = 50;
 
-/// A part: its name, and a function that returns the code of one round.
+/// A part of the hot path: its name, and a function that prepares the input and returns a closure. Each call of the
+/// closure runs one round.
 type Part = (&'static str, fn() -> Box<dyn FnMut()>);
 
 const PARTS: [Part; 4] = [

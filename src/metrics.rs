@@ -266,7 +266,8 @@ impl Metrics {
         }
     }
 
-    /// Notes that audits no longer fail, although none has succeeded.
+    /// Notes that no audit has failed for a while, so audits no longer count as failing. It is unknown whether they
+    /// work, because none has succeeded since the last failure.
     pub(crate) fn audit_is_unknown(&self) {
         self.audit_failing.set(None);
         self.troubles.can_audit();

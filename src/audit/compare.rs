@@ -25,9 +25,11 @@ use crate::store::relay_row::audits::{self, AuditHistory};
 use crate::store::relay_row::{RecordKeeping, RelayMode};
 
 impl AuditState {
-    /// Returns the ids of the unresolved events in memory, if every row that this audit compares has been streamed or
-    /// will never be streamed. If published events may lack a record, the audit compares no rows, and waits until the
-    /// slot has confirmed the position.
+    /// Returns the ids of the unresolved events in memory. Returns `None` if the audit must wait, because the pipeline
+    /// has not read the stream up to `end`. Until then, a row without a record may still arrive in the stream.
+    ///
+    /// If published events may lack a record, the audit compares no rows, and needs no ids. In this case, returns
+    /// `None` until the slot has confirmed `end` (`reached`), and an empty set after that.
     pub(super) async fn in_memory(
         &mut self,
         records: RecordKeeping,
@@ -41,9 +43,10 @@ impl AuditState {
         unresolved.map_err(|_| ended())
     }
 
-    /// Sends the missing rows of transactions that had ended when the audit began into the pipeline: rows that have no
-    /// record, and whose events are not among `in_memory`. Returns true if there were such rows, or if the partitions
-    /// of a table have changed since the last audit.
+    /// Finds missing rows in the tables, and sends them into the pipeline. A row is missing if its event has no record
+    /// and is not among `in_memory`, although the row's transaction had ended when the audit began.
+    ///
+    /// Returns true if rows were missing, or if the partitions of a table have changed since the last audit.
     pub(super) async fn compare(
         &mut self,
         sql: &Sql,
@@ -60,7 +63,8 @@ impl AuditState {
         let commit = commit_before(waiting.end);
         let mut ordinal = last_ordinal(sql, [commit]).await? + 1;
         if self.next.commit == commit {
-            // The events of an earlier comparison may have no record yet.
+            // An earlier comparison may have sent events that have no record yet, so `last_ordinal` does not find them.
+            // Continue after the ordinals of these events.
             ordinal = ordinal.max(self.next.ordinal);
         }
         self.next = EventPosition { commit, ordinal };
@@ -113,8 +117,8 @@ impl AuditState {
         Ok(found > 0 || has_changed)
     }
 
-    /// Sends the missing rows of one table, and then updates `in_memory`, because another table may have copies of these
-    /// rows. Returns the number of rows.
+    /// Sends the missing rows of one table. After that, updates `in_memory`, because another table may have copies of
+    /// these rows. Returns the number of rows.
     async fn send_missing(
         &mut self,
         sql: &Sql,

@@ -19,9 +19,9 @@ use crate::postgres::{Sql, current_snapshot};
 pub(super) struct FormerPartitions {
     /// The OIDs of the resolved former partitions: one list for each captured table, in the order of the settings.
     left: Vec<Vec<u32>>,
-    /// The former partitions that the relay cannot read, unless their record already lists them as unread. One map
-    /// for each captured table, in the order of the settings: from the OID of a partition to the floor from which the
-    /// relay must read the partition later.
+    /// The former partitions that the relay cannot read, and that the capture record does not list as unread yet. One
+    /// map for each captured table, in the order of the settings. The key is the OID of a partition. The value is the
+    /// floor from which the relay must read the partition once it can.
     unread: Vec<BTreeMap<u32, u64>>,
     /// Whether a former partition will be resolved as soon as older transactions have ended. If so, the next
     /// audit should follow soon.

@@ -1,9 +1,10 @@
-//! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed.
+//! Decides which tables the auditor compares as a whole after a gap, and when the gap is closed. A gap is a set of
+//! committed rows that the stream has left out.
 //!
-//! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A
-//! transaction that was open during the gap may commit rows of the gap later. The `seq` of these rows may be
-//! low, because the transaction drew the number early or chose its own. Later audits start at a higher `seq`,
-//! so they would miss these rows.
+//! The auditor recognises a possible gap by a trace in the catalogue, such as a changed publication. A transaction that
+//! was open when the change was made may commit rows of the gap later. The `seq` of these rows may be low, because the
+//! transaction drew the number early or chose its own. Later audits start at a higher `seq`, so they would miss these
+//! rows.
 //!
 //! So the auditor notes the next transaction id when it finds the trace. It compares whole tables at once, and again
 //! when all older transactions have ended. Only after that does it raise the floors and record the trace as covered. If
@@ -25,8 +26,8 @@ pub(super) struct PossibleGap {
     tables: Vec<bool>,
     /// The next transaction id when the trace was found. Transactions from this id on have no rows of the gap.
     horizon: u64,
-    /// The transaction id below which all rows were compared when whole tables were last compared because of the trace.
-    /// `None` if they were not compared yet.
+    /// The `xmin` of the latest comparison since the trace was found. This comparison covered the transactions below
+    /// this id. `None` before the first comparison.
     pub(super) compared_to: Option<u64>,
 }
 
@@ -42,15 +43,15 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Looks for traces of a gap, and notes them in `self.gap`. There are two traces:
+    /// Looks for traces of a gap, and notes them in `self.gap`. There are two kinds of traces:
     ///
-    /// - `change` is set: every table may have a gap, for example because the publication has changed. The value is
-    ///   the fingerprint of the publication.
+    /// - The stream may have left out rows of every table, for example because the publication has changed. The caller
+    ///   then sets `change` to the fingerprint of the publication.
     /// - A table has a new partition with rows. The stream might not have contained rows that were in the partition
     ///   before it was attached.
     ///
-    /// Returns true if the traces are new, so that the audit must begin again: transactions that were open when the
-    /// audit began may have rows of the gap.
+    /// Returns true if the traces are new. The audit must then begin again. It would compare only rows of transactions
+    /// that had ended when it began, and transactions that were open at that time may have rows of the gap.
     ///
     /// # Errors
     /// Database errors.
@@ -64,9 +65,8 @@ impl AuditState {
     ) -> Result<bool> {
         let has_grown = |Captured { record, shape }: &Captured| {
             let known = record.partitions.as_deref();
-            // A new partition is a trace of a gap only if every published event has a record. If events may lack
-            // records, `any_overlooked` has already checked the new partitions. The auditor ends the session when that
-            // function finds a row that the stream may have missed.
+            // If published events may lack records, new partitions are no trace: the caller has already checked them
+            // (`any_overlooked`). If the stream may have left out a row of them, the caller has ended the session.
             !records.may_lack_records() && known.is_some_and(|known| shape.has_grown_since(known))
         };
         let grown = captured.iter().filter(|captured| has_grown(captured));

@@ -1,30 +1,34 @@
-//! Finds committed rows that replication missed, and publishes them from their table. After that, raises
+//! Finds committed rows that the stream has left out (a gap), and publishes them from their table. After that, raises
 //! each table's floor to the oldest transaction that may have unresolved rows.
 //!
-//! The outbox is append-only and records are durable, so an unrecorded row is either in memory or was never
-//! streamed. To tell the two apart, the auditor notes the oldest running transaction, and then the end of the
-//! WAL. Once the pipeline has read the stream up to the noted end of the WAL, every streamed row of a transaction
-//! older than the noted transaction has a record, or its event is in memory. The pipeline names the unresolved
-//! events in memory (`delivery::census`). If a row of such an older transaction has no record and is not among
-//! these events, there is a gap, and the auditor publishes the row. An event that waits, for example for its topic,
-//! delays no comparison.
+//! **Comparison.** The outbox is append-only and records are durable. So a committed row without a record belongs to
+//! one of three kinds: its event is in memory, or the pipeline has not read the row yet, or the stream has left the row
+//! out. To find the rows of the third kind, an audit has these steps:
 //!
-//! The auditor raises the table's floor to the noted transaction only after the slot has confirmed the noted end of
-//! the WAL and every published row has its outcome. While an event waits, the auditor keeps looking for new gaps.
+//! 1. Note the oldest running transaction, and then the end of the WAL. All transactions older than the noted
+//!    transaction have ended, so their rows come before the noted end.
+//! 2. Wait until the pipeline has read the stream up to the noted end.
+//! 3. Ask the pipeline for a list of the unresolved events in memory (`delivery::census`).
+//! 4. Publish each row of an older transaction that has no record and whose event is not in the list.
 //!
-//! The stream misses a row when the publication does not contain the row's table at the row's position in
-//! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured
-//! table leaves a trace in the catalogue, and so does attaching or detaching a partition:
+//! The list contains the events that wait, for example for their topic, so these events delay no comparison.
+//!
+//! **Floors.** The auditor raises the floors to the noted transaction once the slot has confirmed the noted end of the
+//! WAL, and every row that the auditor has sent has its outcome. Until then, the auditor keeps looking for new gaps.
+//!
+//! **Traces.** The stream leaves a row out if the publication does not contain the row's table at the row's position in
+//! the WAL. PostgreSQL does not report such rows. But each change of the publication or of a captured table leaves a
+//! trace in the catalogue, and so does attaching or detaching a partition:
 //!
 //! - If the publication or a table has changed since the last audit, the auditor compares all rows of the
 //!   tables. If a partition with rows was attached, the auditor compares all rows of that table.
 //! - Otherwise the auditor compares only the rows from the floor on, every few minutes, to find gaps that
 //!   have left no trace.
 //!
-//! While the publication is wrong, the auditor raises no floor, so a later audit compares all rows of the gap.
-//! Transactions that were open during the gap may commit more rows that the stream misses, with any `seq`. So
-//! after the auditor has found a trace, it waits until these transactions have ended, and compares the tables
-//! again. Only then does it raise the floors (`gap`).
+//! While the publication is wrong, the auditor raises no floor, so a later audit compares all rows of the gap. A
+//! transaction that was open during this time may commit more rows of the gap later, with any `seq`. So after the
+//! auditor has found a trace, it compares the tables at once, and again when these transactions have ended. Only then
+//! does it raise the floors (`gap`).
 //!
 //! If a configured name belongs to another table than when the session began, the auditor ends the session, so that
 //! the next session claims the tables under their present names.

@@ -1,14 +1,18 @@
 //! Decides for a recovery which rows of a blocked key come before the key's first quarantined event.
 //!
-//! A recovery publishes every unrecorded row. A row that comes before the first quarantined event of its key is
-//! published immediately. A row that comes after that event waits behind it in quarantine. Even with
-//! `dispatch = full`, a row before that event may have no record: the relay can crash while the row's event is
-//! still in flight and the later event is already in quarantine.
+//! A key is blocked while it has events in quarantine. A recovery publishes rows before the first quarantined event
+//! of their key immediately. Rows after the quarantined event wait behind this event in quarantine.
 //!
-//! A row does not show its position in the WAL, but the recovery reads the rows of each aggregate in the order
-//! of their inserts. So if the aggregate is the ordering key, every row that is read before the first
-//! quarantined event comes before this event. All rows of a key count as coming after the event if several
-//! aggregates share the key, or if the event's row is not among the rows that the recovery reads.
+//! Even with `dispatch = full`, a row before the quarantined event may have no record. For example, the relay crashes
+//! while the event of this row is in flight, after the relay has put a later event of the key into quarantine.
+//!
+//! A row does not show its position in the WAL. But the recovery reads the rows of each aggregate in the order of their
+//! inserts. So if the aggregate is the ordering key, the recovery reads the row of the quarantined event after all rows
+//! that come before this event. In these cases, all rows of a key count as coming after the quarantined event:
+//!
+//! - Several aggregates share the key.
+//! - No column gives the order of the inserts, and every published event has a record.
+//! - The row of the quarantined event is not among the rows that the recovery reads.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -215,9 +215,9 @@ pub(crate) async fn claim(
 /// `inserted_xid`. Only the session that holds the slot may call this.
 ///
 /// # Errors
-/// `slot-busy` if a table has no record. No record has changed in this case: to create the missing record, the next
-/// session may need the earlier name of a renamed table, and an update would overwrite that name (see [`claim`]). Also
-/// the errors of [`find_tables`].
+/// `slot-busy` if a table has no record. In this case no record is updated, because an update may overwrite the earlier
+/// name of a renamed table. The next session may need that name to create the missing record (see [`claim`]). Also the
+/// errors of [`find_tables`].
 pub(crate) async fn refresh(sql: &Sql, slot: &SlotName, tables: &[TableSettings]) -> Result<()> {
     let found = find_tables(sql, tables).await?;
     let records = capture_record::read(&**sql).await?;

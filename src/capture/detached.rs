@@ -51,7 +51,8 @@ pub(crate) enum DetachedState {
     },
 }
 
-/// A detached table whose rows can be read, with its bounds.
+/// A detached table whose rows can be read: the settings by which its rows are mapped, and the bounds of the rows that
+/// may be unresolved.
 #[derive(Debug)]
 pub(crate) struct DetachedRows {
     pub(crate) settings: TableSettings,
@@ -299,10 +300,12 @@ pub(crate) async fn refuse_detached(
     Err(Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again"))
 }
 
-/// Reads the shape of the detached table, with the same `seq` column as the captured table. The relay must name the
-/// column here. Otherwise it would not recognise an id column as the `seq`: the sequence of an identity column
-/// belongs to the captured table, and the catalogue does not show it for the detached table. If the detached table
-/// lacks the column, reads the shape without naming it.
+/// Reads the shape of the detached table, with the same `seq` column as the captured table, if the detached table has
+/// this column.
+///
+/// If the settings name no `seq` column, the relay uses the id column of a captured table, provided that a sequence
+/// fills it. In a detached table, the catalogue does not show such a sequence, because the sequence of an identity
+/// column belongs to the captured table. So this function names the `seq` column in the settings.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();
     if let Some(seq) = &of.shape.seq {

@@ -200,15 +200,16 @@ impl ScannedRow {
     }
 }
 
-/// Sends the unresolved rows of `unrecorded` into the pipeline, one event for each row, and returns their number. The
-/// first event gets the position `next`, and each further event the next ordinal. The last rows stay in the sender's
-/// batch until the caller waits for [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
+/// Reads all rows of `unrecorded`, and sends the unresolved rows into the pipeline. Returns the number of sent rows.
+///
+/// Each sent row becomes one event. The first event gets the position `next`, and each further event the next ordinal.
+/// The last rows stay in the sender's batch until the caller calls, for example,
+/// [`queued`](TableSender::queued) or [`settled`](TableSender::settled).
 ///
 /// For each row, resolved or not, this function calls two closures of the caller:
 ///
-/// 1. `reads`, if the row has a `seq`. The arguments are the ordinal that the row's event gets if it is sent, and
-///    the `seq`.
-/// 2. `takes`. If it returns false, the row is not sent.
+/// 1. `reads(ordinal, seq)`, if the row has a `seq`. The row's event gets this ordinal if the row is sent.
+/// 2. `takes(row)`. If this closure returns false, the row is not sent.
 pub(crate) async fn hand_over(
     mut unrecorded: Unrecorded<'_>,
     rows: &mut TableSender,

@@ -58,9 +58,9 @@ pub(crate) enum IntakeStep {
     /// Rows of this captured table cannot be mapped until [`Intake::learn`] gets the types of its
     /// columns.
     TypesUnknown(Oid),
-    /// The stream describes a table with a configured name, but with another OID than the session claimed under it. If
-    /// the described table has the name now, a new session must claim this table before its rows can be mapped. If the
-    /// described table was dropped or renamed after its rows were written, the session can map the rows.
+    /// The stream describes a table with a configured name, but the session has claimed another table under this name.
+    /// If the described table still has the name, a new session must claim it before its rows can be mapped. Otherwise
+    /// the described table was dropped or renamed after its rows were written, and the session can map the rows.
     TableUnknown(Oid),
     /// The stream describes a claimed table without an optional column that the table had when the session began. So
     /// the caller must read the table's present columns and call [`Intake::refuse_incomplete`]. That function accepts

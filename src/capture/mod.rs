@@ -6,30 +6,35 @@
 //! another partition. [`moved`] decides whether such an insert is a new event.
 //! [`session_records`] finds the capture record of a streamed row, even if its table was dropped or renamed since.
 //!
-//! **The tables.** The recovery and the auditor read the tables. Both must distinguish rows that still have
-//! to be published from rows that are older than the relay or already handled. To make this possible, each
-//! captured table has one durable row in `outbox.capture`, its capture record (`store::capture_record`):
+//! **The tables.** The recovery and the auditor read the captured tables, to find rows that still have to be published.
+//! All other rows were committed before capturing began, or are already handled. The table's capture record tells
+//! them apart. It is one durable row in `outbox.capture` (`store::capture_record`) with these fields, among others:
 //!
 //! - `since` is the snapshot in which capturing began. A row that is visible in this snapshot was
 //!   committed before capturing began and is never published. If the relay created the slot when it began
 //!   to capture the table, `since` is the slot's own snapshot. `None` captures every row (`start = all`).
 //! - `floor` is a transaction number. Every row of an older transaction is resolved.
-//! - `identity` is the table's name in event ids. It stays the same when the table is renamed or
-//!   created again.
-//! - `id_suffixes` has the suffix that each physical table of this name has in its event ids. The suffix
-//!   matters only for event ids that are computed without `inserted_xid`.
-//! - `detached` lists tables that were partitions and may have unresolved rows, and `settled` lists those
-//!   whose rows all have an outcome ([`detached`]).
+//! - `identity` is the name from which event ids are computed, unless the row ids are uuids. It stays the same when the
+//!   table is renamed or created again.
+//! - `id_suffixes` distinguishes the event ids of an earlier and a later table with the same `identity`. A table that
+//!   was created again may number its rows from 1 again. A copied table keeps the suffix of the original. Event ids
+//!   that are computed with `inserted_xid` need no suffix.
+//! - `detached` lists tables that were partitions and may have unresolved rows, and `settled` lists those whose rows all
+//!   have an outcome ([`detached`]).
 //! - `slot` is the slot that owns the table. A relay on another slot is refused ([`claim`]).
 //!
-//! `since` and `floor` are compared with the row's column `inserted_xid`. [`shape`] finds out whether a
-//! table has this column and a column `seq`, and what to use instead of a missing column. [`window`]
-//! writes the SQL condition. [`scan`] walks a table in short statements and finds the unrecorded rows.
-//! [`rows`] reads the rows that the scan found, and works around values that PostgreSQL cannot send.
-//! [`tops`] notes the highest `seq`, so that a later scan can start there. [`table`] describes a table,
-//! and maps its rows in the same way as rows from the stream. [`unrecorded`] combines `scan`, `rows` and
-//! `table`, and uses [`blocked`] for keys that wait in quarantine. [`from_table`] sends the events into
-//! the pipeline.
+//! Each of these modules does one part of reading a table:
+//!
+//! - [`shape`] finds the column `inserted_xid`, which is compared with `since` and `floor`, and the column `seq`, which
+//!   gives the order of the rows. It also decides what replaces a missing column.
+//! - [`window`] writes the SQL condition for the wanted rows.
+//! - [`scan`] walks a table in short statements and finds the unrecorded rows.
+//! - [`tops`] notes the highest `seq`, so that a later scan can start there.
+//! - [`rows`] reads the rows that the scan found, and works around values that PostgreSQL cannot send.
+//! - [`table`] describes a table, and maps its rows in the same way as rows from the stream.
+//! - [`blocked`] finds the rows that come before the first quarantined event of their key.
+//! - [`unrecorded`] combines `scan`, `rows`, `table` and `blocked`, and returns the events to publish.
+//! - [`from_table`] sends the events into the pipeline.
 //!
 //! **Invariants.**
 //!

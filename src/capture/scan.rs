@@ -266,8 +266,8 @@ impl<'a> Scan<'a> {
 
     fn range_sql(&self, range: &str, after: Option<UnnumberedKey>) -> String {
         let Captured { record, shape } = self.window.captured;
-        // In rows that are older than the column `inserted_xid`, the column names the transaction that added the
-        // column, not the transaction that inserted the row. So sort these rows by their `xmin` instead.
+        // In rows that are older than the column `inserted_xid`, its value is the transaction of the `ALTER TABLE`
+        // that added the column. This value does not give the order of the rows, so sort by their `xmin` instead.
         let added = [&*record.added_xids, &*shape.missing_xids].concat();
         let xid = shape.inserted_xid_sql(&added, record.is_adopted);
         let by = match (&shape.seq, shape.numbered()) {

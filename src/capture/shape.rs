@@ -269,11 +269,11 @@ impl Shape {
         filled.any(|leaf| !known.contains(leaf.to_string().as_str()))
     }
 
-    /// Whether the expression [`inserted_xid_sql`](Self::inserted_xid_sql) returns a top-level transaction for every
-    /// row with a possible `inserted_xid` (see [`has_own_xid_sql`](Self::has_own_xid_sql)). This is the case if the
-    /// table has the column `inserted_xid`, and there are no `added_xids`.
+    /// Whether [`inserted_xid_sql`](Self::inserted_xid_sql) returns a top-level transaction for each row that meets the
+    /// condition [`has_own_xid_sql`](Self::has_own_xid_sql). This is the case if the table has the column
+    /// `inserted_xid`, and no row is older than the column (`added_xids` is empty).
     ///
-    /// If false, the expression returns the `xmin` of other rows too, and an `xmin` may be a subtransaction. The caller
+    /// If false, the expression may return the `xmin` of any row, and an `xmin` may be a subtransaction. The caller
     /// must not look up these transactions in a snapshot, because a snapshot does not show whether a subtransaction
     /// had ended.
     pub(crate) fn tells_top_level_transactions(&self, added_xids: &[u64]) -> bool {

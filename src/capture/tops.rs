@@ -61,14 +61,13 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 
 /// Returns the highest committed `seq`, or `None` if the table is empty.
 ///
-/// The statement must find the `seq` at the end of the index on `seq`. Two other forms of the statement may read much
-/// more:
+/// With this statement, PostgreSQL reads only the end of the index on `seq`. Two simpler statements may read much more:
 ///
-/// - Without the condition on `seq`, which every `seq` meets, PostgreSQL reads the whole table. The index that `init`
-///   creates has the condition `seq is not null`, and PostgreSQL uses such an index only for a statement that implies
-///   its condition. `is not null` in the statement would not be enough, because since version 17 PostgreSQL drops this
-///   condition if the column is `NOT NULL`.
-/// - With `max`, PostgreSQL reads the whole index if its statistics are older than the values of `seq`.
+/// - Without the condition `seq >= LOWEST_SEQ`, PostgreSQL reads the whole table. The index that `init` creates is a
+///   partial index, with the condition `seq IS NOT NULL`. PostgreSQL uses a partial index only if the condition in the
+///   statement implies the condition of the index. Every `seq` meets `seq >= LOWEST_SEQ`, so no row is left out.
+///   `IS NOT NULL` in the statement would not do: if the column is `NOT NULL`, PostgreSQL 17 and later ignores it.
+/// - With `max(seq)`, PostgreSQL reads the whole index if its statistics are older than the values of `seq`.
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,

@@ -33,9 +33,9 @@ pub(crate) struct ScanWindow<'a> {
     pub(crate) not_of_another: Option<&'a Snapshot>,
     /// Whether rows without a `seq` are included.
     pub(crate) with_unnumbered: bool,
-    /// An unfinished recovery may already have resolved some rows. Whether the walk leaves out the resolved rows
-    /// without an indexed `seq`. If false, the walk returns these rows, but marks their events as set aside
-    /// (`DispatchState`). The caller learns their ids, and does not send them.
+    /// Whether the walk leaves out rows that an unfinished recovery has already resolved. If false, the walk returns
+    /// these rows, and marks their events as set aside (`DispatchState`). The caller then learns their ids, but does
+    /// not send the events. Rows with an indexed `seq` are always returned and marked.
     pub(crate) without_recovered: bool,
     /// Which events have a record. If published events may lack a record, a missing record proves nothing, so
     /// the walk returns rows with a record too.
@@ -105,15 +105,14 @@ impl<'a> ScanWindow<'a> {
         is_needed.then(|| format!("e.tableoid = any ('{{{}}}'::oid[])", new.join(",")))
     }
 
-    /// The condition that the stream may lack the insert of a row of `e`, because the row was in a new partition before
-    /// the partition was attached (see `new_partitions`). A row of a new partition fulfils the condition in two cases:
+    /// The condition that the stream may have missed a row of `e`. The stream lacks rows that were in a partition
+    /// before it was attached. `None` if there is no new partition to check (`new_partitions`).
     ///
-    /// - Its transaction is below the floor (`from_xid`). The transaction ended before the floor was raised, and
-    ///   the partition was attached later.
-    /// - It was written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
+    /// The condition selects two kinds of rows in new partitions, within the other bounds of the window:
     ///
-    /// In both cases the row must also be within the other bounds of the window. `None` if there is no new
-    /// partition to check.
+    /// - Rows of transactions below the floor (`from_xid`). These transactions ended before the floor was raised. The
+    ///   partition was attached after that.
+    /// - Rows that were written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;
         let any = Self {
@@ -163,9 +162,10 @@ impl<'a> ScanWindow<'a> {
             format!("pg_catalog.pg_visible_in_snapshot({xid}, '{snapshot}'::pg_snapshot)")
         };
         let mut conditions = Vec::new();
-        // Rows that are older than the column `inserted_xid` have the transaction that added the column as their
-        // `inserted_xid`. Once the floor is above this transaction, these rows are resolved, so leave them out. Keep
-        // them in partitions with a lower floor of their own, where they may still be unresolved.
+        // A row that is older than the column `inserted_xid` has the transaction that added the column as its
+        // `inserted_xid`. Once the floor of the table is above this transaction, these old rows are resolved, so leave
+        // them out. But a partition may have a floor of its own. If that floor is not above the transaction, the old
+        // rows of the partition may be unresolved, so keep them.
         let added = &record.added_xids;
         let last_added = added.iter().max().filter(|xid| record.floor > **xid);
         if let Some(last_added) = last_added.filter(|_| shape.has_inserted_xid) {
@@ -216,9 +216,9 @@ impl<'a> ScanWindow<'a> {
     }
 }
 
-/// Some partitions have a floor of their own ([`Captured::with_own_floors`]). Returns the condition that a row of `e`
-/// is in such a partition, and that its transaction is not below the partition's own floor. Own floors that are not
-/// below `floor` do not count. `None` if no own floor counts.
+/// Some partitions have their own floor, lower than `floor` ([`Captured::with_own_floors`]). Returns the condition that
+/// a row of `e` is in such a partition, and that its transaction is not below the partition's own floor. `None` if
+/// there is no such partition.
 fn own_floors_sql(captured: &Captured, floor: u64) -> Option<String> {
     let xid = captured.inserted_xid_sql();
     let own = captured

@@ -1,5 +1,5 @@
-//! Removes help flags that clap refuses from the arguments of the process, before clap parses the arguments. Also
-//! hides arguments that may contain a secret in clap's error texts.
+//! Handles the arguments of the process before and after clap. Before clap parses the arguments, removes help flags
+//! that clap would refuse. If clap returns an error, hides in its text the arguments that may contain a secret.
 
 use std::ffi::OsString;
 

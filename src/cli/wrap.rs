@@ -6,7 +6,8 @@ use ratatui::crossterm::terminal;
 use textwrap::core::display_width;
 use textwrap::{Options, WordSplitter};
 
-/// Minimum width, in columns, of a text next to a code. On a narrower terminal, the text begins below its code.
+/// Minimum width, in characters, of the texts in a list of error codes or findings. Normally, each text stands to the
+/// right of its code. If the terminal leaves less room for the texts, each text begins in the line below its code.
 pub(super) const NARROWEST_COLUMN: usize = 40;
 
 /// Minimum width of the text in columns, even on a narrower terminal.

@@ -67,8 +67,8 @@ pub struct Condition {
     pub what: Option<String>,
     /// What to do about the error; `None` if there is no error.
     pub hint: Option<String>,
-    /// A check that the relay has not made, although it delivers to some topics at least. `None` if the relay has made
-    /// all checks, or if it does not deliver.
+    /// A check that the relay cannot make at present, while it can still deliver to topics that work. `None` if the
+    /// relay makes all checks, or if it delivers nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<Unchecked>,
     /// Seconds until the relay has caught up, at the present rate. `None` if it is not catching up, or if the

@@ -190,7 +190,8 @@ impl Troubles {
         board.auditing = Some(AuditTrouble { trouble, has_gap });
     }
 
-    /// Notes that the stream may have left out rows since now, and that no audit has looked for them yet.
+    /// Notes that the stream may have left out rows, and that no audit has looked for these rows yet. The duration of
+    /// this trouble counts from now.
     pub fn sees_gap(&self) {
         let what = "the publication or a captured table was altered, and the relay has not compared the tables \
                     with outbox.dispatch yet";

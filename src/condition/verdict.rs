@@ -104,7 +104,8 @@ impl Verdict {
     fn without_checks(&mut self, said: &Condition, unchecked: Unchecked) {
         self.severity = self.severity.max(said.severity());
         if said.is_held_up() {
-            // The code and the text of the condition are those of the topics.
+            // Failing topics hold up the relay, and `code` and `what` describe these topics. The condition contains no
+            // error for the check, so name only the check.
             self.meaning += &format!("; and the relay {}", unchecked.meaning());
             return;
         }
@@ -166,8 +167,8 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 /// Decides the state. The first item in this list that applies decides:
 ///
 /// - records that come from a later state of this server;
-/// - a slot with which the relay cannot continue, unless the relay reports that it recovers, or that something
-///   other than the slot prevents the recovery;
+/// - a slot with which the relay cannot continue, for example a lost slot. This item does not apply if the relay
+///   reports that it recovers, or reports an error that is not about the slot;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;
@@ -320,9 +321,11 @@ pub(crate) fn speaks(said: &Condition, seen: &StateFacts<'_>) -> bool {
     }
 }
 
-/// For a slot with which the relay cannot continue: whether the verdict follows from the relay's report instead of
-/// the slot. The report decides in two cases: the relay is recovering, or an error that is not about the slot
-/// prevents the recovery.
+/// Whether the relay's report determines the verdict, although the relay cannot continue with its slot
+/// ([`Rank::Useless`]). Normally the slot determines the verdict. The report does so in two cases:
+///
+/// - The relay is recovering.
+/// - An error that is not about the slot prevents the recovery.
 fn explains_the_slot(said: &Condition) -> bool {
     let code: Option<Code> = said.code.as_deref().and_then(|code| code.parse().ok());
     let is_about_the_slot = matches!(

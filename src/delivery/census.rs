@@ -70,7 +70,10 @@ impl Delivery {
         self.finish_census();
     }
 
-    /// Ends the census if no attempt and no record of its beginning is unfinished.
+    /// Sends the answer and ends the census, if two conditions hold:
+    ///
+    /// - Every attempt that was in flight when the census began has been answered.
+    /// - Every record that the writer had got when the last of these answers was handled is durable.
     pub(super) fn finish_census(&mut self) {
         let quarantine = &self.outcomes.quarantine;
         let ended = self.census.take_if(|census| {

@@ -161,7 +161,8 @@ impl Failing {
 }
 
 impl FailingTopics {
-    /// Creates the list of a session that continues the list of `earlier` sessions.
+    /// Creates the list of failing topics of a new session. Topics that were failing in earlier sessions (`earlier`)
+    /// keep their failure counts and the time when they began to fail.
     pub(super) fn new(shared: Troubles, earlier: EarlierFailures) -> Self {
         let KeptTopics { topics, lines } = earlier.take();
         Self {

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterEvent};
 use crate::store::relay_row::RecordKeeping;
 
-/// [`Delivery::drain`] gives the writer at least this time for the last dispatch rows, even if waiting for Pub/Sub has
-/// used up the whole time of the drain. A drain with a shorter `limit` gives the writer at least that limit.
+/// Minimum time that [`Delivery::drain`] gives the writer for the last dispatch rows, even if waiting for Pub/Sub has
+/// used up the drain's time limit. For a drain with a shorter time limit, the minimum is the drain's limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

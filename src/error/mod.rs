@@ -116,8 +116,8 @@ impl Error {
     /// from which the value really came.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // Drop an underlying error with the same text as this error. Only the text of this error changes below.
-        // So the two texts would differ, and `causes` would show the old text as a cause.
+        // `causes` hides an underlying error with the same text as this error. But the text of this error changes
+        // below, so `causes` would show the underlying error with the old text. So drop such an underlying error.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {

@@ -263,8 +263,8 @@ impl Inputs {
 }
 
 impl Output {
-    /// Sets all attributes except the trace context from Debezium's column, and except the aliases of trace
-    /// attributes. If two attributes have the same name, the first one wins.
+    /// Sets the attributes. The caller adds two kinds of attributes later: the trace context from Debezium's column,
+    /// and the aliases of trace attributes. If two attributes have the same name, the first one wins.
     fn set_attributes(
         &mut self,
         envelope: Envelope,

@@ -205,8 +205,9 @@ impl ColumnRole {
 }
 
 impl ColumnSettings {
-    /// The role that `{name}` in a template stands for. `None` if `{name}` stands for a column that is called `name`.
-    /// For example, `{topic}` stands for a column called `topic` if the settings choose no topic column.
+    /// Returns the role with this name. In a template, the role's name in braces stands for the role's column.
+    /// Returns `None` if there is no such role: the braces then contain the name of a column. Also returns `None` for
+    /// `topic` if the settings choose no topic column. `{topic}` then stands for a column called `topic`.
     pub(super) fn role_in_template(&self, name: &str) -> Option<ColumnRole> {
         let role = ColumnRole::ALL
             .into_iter()

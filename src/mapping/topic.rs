@@ -221,8 +221,8 @@ impl TopicResolver {
         !self.rules.is_empty()
     }
 
-    /// The topic column, and the columns that the template names. With `topic_rules`, the topic also depends on the
-    /// column of the aggregate type. This function does not return that column for the rules.
+    /// The topic column, and the columns that the template names. `topic_rules` also read the column of the aggregate
+    /// type, but this function returns that column only if the template names it.
     pub(super) fn columns(&self) -> impl Iterator<Item = &MappedColumn> {
         let pieces = match &self.pattern {
             Pattern::Fixed(_) | Pattern::Nothing(_) => &[],

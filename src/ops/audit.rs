@@ -252,14 +252,12 @@ async fn wait_for_slot(sql: &Sql, settings: &Settings) -> Result<Passed> {
 fn verdict_sql(captured: &Captured, passed: Passed) -> String {
     let record = &captured.record;
     let below = passed.below_xid.max(record.floor);
-    // The verdict on a row without a record depends on the number of its transaction. The first case that applies
-    // decides:
-    // 1. The transaction is below `without_record`. The row may have been published without a record, so it counts
-    //    as published.
-    // 2. The transaction is below `missing`, or below the floor. Each of the two shows that the slot has passed the
-    //    row, so the row should have a record, and counts as missing.
-    // 3. Otherwise the row waits.
-    // `without_record` and the floor prove nothing about a row that the relay has not compared yet (`is_uncompared`).
+    // The verdict on a row without a record depends on the id of its transaction. The first case that applies decides:
+    // 1. Below `without_record`: published. Rows of these transactions may have been published without a record.
+    // 2. Below `missing` or below the floor: missing. The slot has passed the row, so the row should have a record.
+    // 3. Otherwise: waiting.
+    // Some tables and partitions have not been compared by the relay yet (`is_uncompared`). About their rows,
+    // `without_record` and the floor prove nothing, so only `missing` counts.
     let (without_record, missing) = if passed.records.may_lack_records() {
         (below, 0)
     } else {

@@ -67,7 +67,7 @@ impl RelayStatus {
     /// Takes a snapshot, and computes the rates since the previous snapshot.
     ///
     /// # Errors
-    /// Database errors; `slot-foreign` when the name belongs to a slot that no relay can use.
+    /// The errors of [`SlotSnapshot::take`]; database errors.
     pub(crate) async fn take(
         sql: &Sql,
         settings: &Settings,

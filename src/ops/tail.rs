@@ -50,8 +50,9 @@ pub(crate) struct Tail<'a> {
     catching_up: Option<EventPosition>,
     /// The position at which the next poll starts.
     from: EventPosition,
-    /// The already returned records from `from` on, each with the time at which it was recorded
-    /// (microseconds).
+    /// The known records at or after `from`: the position of each, and the time at which the relay wrote it
+    /// (microseconds since 1970). A poll returns a record that is not known, or that the relay has written again at
+    /// another time.
     seen: BTreeMap<EventPosition, i64>,
     /// Whether `seen` contains all records that were written before the start. If so, every record that is
     /// not in `seen` is new.

@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
-//! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone. Without a
-//! limit, the session would then wait forever. So this stream fails if the server owes an answer, or takes no bytes
-//! from us, and no byte is sent or received for too long. The limit is longer than `statement_timeout`, so a server
-//! that can be reached reports its own timeout first.
+//! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone. Without a limit,
+//! the session would then wait forever. So this stream fails if the session waits for the server, and no byte is sent
+//! or received for too long. The session waits for an answer, or until a blocked write can continue. The limit is
+//! longer than `statement_timeout`, so a server that can be reached reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -30,8 +30,9 @@ pub(super) struct AnswerLimit(Arc<Answers>);
 struct Answers {
     /// The limit in milliseconds; 0 means no limit.
     limit: AtomicU64,
-    /// Since when the session waits for the server without a byte in either direction. The wait begins at the last
-    /// byte, or when a write was blocked. `None` if no answer is outstanding and no write is blocked.
+    /// When the session began to wait for the server. While an answer is outstanding, this is the time of the last byte
+    /// that was sent or received. Otherwise it is the time at which a write was blocked. `None` if the session does not
+    /// wait.
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -52,7 +53,8 @@ impl AnswerLimit {
         (millis > 0).then(|| Duration::from_millis(millis))
     }
 
-    /// Since when the session waits for the server without a byte in either direction. `None` if it does not wait.
+    /// When the session began to wait for the server. Each byte that is sent or received starts the wait again. `None`
+    /// if the session does not wait.
     pub(super) fn silent_since(&self) -> Option<Instant> {
         *self.silence()
     }

@@ -232,7 +232,8 @@ mod tests {
         assert_eq!(notes.take_reached(u32::MAX), []);
     }
 
-    /// The event with the ordinal 5,000,000 waits for its outcome while the recovery continues to read.
+    /// The recovery reads ten million rows. The event with the ordinal 5,000,000 gets no outcome in that time, so all
+    /// later notes stay in the queue. The notes are dropped evenly, so there still is a note shortly before this event.
     #[test]
     fn the_number_of_notes_is_bounded_and_they_stay_evenly_spread() {
         let notes = ReadingNotes::new();

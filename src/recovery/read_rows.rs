@@ -1,11 +1,14 @@
-//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not
-//! publish them twice. The relay may find the same row again in two ways. Somebody may have copied the row
-//! from a former partition into a captured table. Or the recovery has kept its slot, and the stream contains
-//! the row.
+//! Remembers the event ids of rows that a recovery has read from the tables, so that the relay does not publish them
+//! twice. The relay may find such a row again in two places:
 //!
-//! The number of remembered ids is bounded. With full records, the relay recognises a row beyond the bound by
-//! its record, or as an event that has no outcome yet. Without full records, the relay may publish such a row
-//! twice, but leaves out no row.
+//! - In a captured table, if somebody has copied the row there from a former partition.
+//! - In the stream, if the recovery has kept its slot.
+//!
+//! The number of remembered ids is bounded. If there are more rows, the effect depends on the records:
+//!
+//! - With full records, the relay still publishes no row twice. It recognises a published row by its record. A row
+//!   without a record is still among the unresolved events in memory (`TableRows`).
+//! - Without full records, the relay may publish a row twice, but leaves out no row.
 
 use std::collections::HashSet;
 
@@ -159,13 +162,13 @@ pub(crate) struct RowsFromTables {
     recorded: Option<Snapshot>,
     /// The result of [`may_be_recorded`](Self::may_be_recorded) for the current transaction.
     is_recorded: bool,
-    /// For each capture record, its lowest floor as a snapshot: the snapshot shows exactly the transactions below the
-    /// floor. Partitions and former partitions may have lower floors than the table. `None` if every published event has a
-    /// record, or if no floor is known.
+    /// For each capture record, a snapshot that shows only transactions whose rows are all resolved. These are the transactions
+    /// below the lowest floor of its table, the partitions and the former partitions. `None` if no floor is known. Also
+    /// `None` if every published event has a record, because the records then show which events are resolved.
     ///
-    /// All rows of the transactions below the floor are resolved, so the recovery does not read them from the table.
-    /// The stream may still contain some of them, and the relay must skip these. Otherwise it would publish an old row
-    /// again, after newer rows of the same key that the recovery has published from the table.
+    /// The recovery does not read resolved rows from the table, but the stream of a kept slot may contain them. The
+    /// relay must skip them there. Otherwise it would publish an old row again, after newer rows of the same key that
+    /// the recovery has published from the table.
     resolved: Vec<Option<Snapshot>>,
     /// The id of the current transaction in the WAL.
     xid: u32,

@@ -80,13 +80,13 @@ impl RecoverySlot {
 /// Whether the recovery must read this table, because the table may have rows that must be published and that the slot
 /// does not stream.
 ///
-/// Usually there are no such rows if the capture of the table began with the snapshot of this slot. The slot then
-/// streams every row that the snapshot does not show. All other rows are older than the capture, so the relay never
-/// publishes them.
+/// There are no such rows if the capture of the table began with the snapshot of this recovery. Rows that this snapshot
+/// shows are then older than the capture, and the relay never publishes them. The slot streams all other rows.
 ///
-/// The exception is a table in which some rows have no `inserted_xid`. For such a row, the recovery knows only its
-/// `xmin`, which may be a subtransaction. A snapshot does not show whether a subtransaction had ended. So some rows
-/// that are older than the capture count as new. The slot may not contain them, so the recovery reads the table.
+/// The exception is a table in which some rows have no `inserted_xid`. The relay then judges the age of such a row by
+/// its `xmin`, which may be the id of a subtransaction. A snapshot does not show whether a subtransaction had ended. So
+/// the relay may treat rows that are older than the capture as new. The slot may not stream them, so the recovery reads
+/// the table.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)
@@ -121,13 +121,17 @@ pub(crate) async fn continued(
     })
 }
 
-/// Keeps the slot, which streams every commit after `confirmed`. Waits until all transactions that are open now
-/// have ended. PostgreSQL decodes each row with the publication as it was when the row was inserted, so the stream
-/// may leave out rows that these transactions inserted earlier. The stream contains all rows of every later
+/// Prepares a recovery that keeps the present slot: waits until all transactions that are open now have ended, and then
+/// takes the snapshot of the recovery. The recovery reads the rows that this snapshot shows from the tables. The slot
+/// streams all later transactions completely.
+///
+/// The reason for the wait: somebody may have altered the publication while a transaction was open. PostgreSQL decodes
+/// each row with the publication as it was when the row was inserted. So the stream may leave out rows that the
+/// transaction inserted before the change. The snapshot shows these rows, because it is taken after the end of the
 /// transaction.
 ///
 /// # Errors
-/// `slot-busy` when an open transaction prevents it; database errors.
+/// `slot-busy` if such a transaction stays open for [`CREATE_LIMIT`]; database errors.
 pub(crate) async fn keep(
     sql: &Sql,
     settings: &Settings,

@@ -37,7 +37,7 @@ pub(crate) struct OpeningFacts<'a> {
     /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// Whether every published event of earlier sessions has a record, and every published event of this session.
+    /// Which published events have a record: those of earlier sessions, and those of this session.
     pub(crate) records: RecordKeeping,
     /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,

@@ -8,13 +8,13 @@
 //!   (`recovery`).
 //! - It opens the stream, and waits until the previous relay no longer writes.
 //!
-//! Meanwhile `opening` reports what the session waits for. Then `pipeline` runs the session's loop, with
-//! `supervisor` alongside, and `run` ends the session. `parts` builds the input of each part of a session.
+//! Meanwhile `opening` reports what the session waits for. `parts` builds the input of each part of the session. Then
+//! `pipeline` runs the session's loop, while `supervisor` checks the slot and the publication. Finally `run` ends the
+//! session.
 //!
-//! When a session ends with an error, the error's code decides whether another session follows. There are two
-//! exceptions. A wrong publication does not stop the relay if the publication was right at an earlier check by this
-//! process. A table that shares rows with a table of another slot does not stop the relay if this process has already
-//! run a session or been a standby. `stuck` decides whether the next session needs a new slot.
+//! When a session ends with an error, the error's code decides whether another session follows. The function
+//! `comes_back` lists two exceptions. If the stream cannot get past a row, `stuck` decides whether the next session
+//! needs a new slot.
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!

@@ -321,9 +321,13 @@ impl Pipeline {
         self.intake.refuse_incomplete(relation, &now)
     }
 
-    /// Handles a relation that has the name of a captured table, but another OID than the table that the session has
-    /// claimed. Returns an error, which ends the session, if the name now belongs to the relation's table. The next
-    /// session claims that table, because only a claim decides which topics and event ids its rows get.
+    /// Handles a table that the stream describes under a configured name, but with another OID than the session claimed
+    /// under this name. There are two cases:
+    ///
+    /// - The described table has the name now. Returns an error, which ends the session. The next session claims this
+    ///   table, because only a claim decides which topics and event ids the rows get.
+    /// - The described table was dropped or renamed after its rows were written. The session can publish the rows,
+    ///   unless they lack a column ([`refuse_incomplete`](Self::refuse_incomplete)).
     async fn refuse_unclaimed(&self, relation: Oid) -> Result<()> {
         let (described, _) = self.intake.described(relation)?;
         claim::refuse_current(self.source.target(), described).await?;

@@ -108,10 +108,9 @@ pub(super) async fn mark_for_recovery(
                 };
                 let marked = mark::mark_stuck(&sql, served, Code::SlotStuck.name()).await?;
                 let stuck = || session_end_before_retry(&ended, what);
-                // `marked` is false if another relay has taken the slot. The other relay marks the slot if necessary,
-                // and this relay must become a standby. An error about the columns (`column-missing`,
-                // `setting-invalid`) would stop this relay instead. So replace such an error in any case, by one after
-                // which this relay tries again.
+                // `marked` is false if another relay has taken the slot. That relay marks the slot if necessary, and
+                // this relay must become a standby. But `column-missing` and `setting-invalid` would stop the process.
+                // So end the session with an error after which the next session begins, even if the slot is not marked.
                 let tries_again = marked || is_of_columns(&ended);
                 (tries_again, wrong_publication.unwrap_or_else(stuck))
             }

@@ -103,7 +103,9 @@ pub(crate) struct CaptureRecord {
     /// streams all rows that we must publish. `None` if a relay or an older version of Postrider began the
     /// capture. Also `None` once the table was given to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
-    /// The suffixes in event ids, which distinguish the physical tables that have had this identity.
+    /// The suffixes that follow the identity in event ids. A table that was dropped and created again keeps this
+    /// record, but its rows need other event ids than the rows of the earlier table. So each physical table has its own
+    /// suffix. Only a copy of a table keeps the suffix of the original.
     pub(crate) id_suffixes: IdSuffixes,
     /// The OIDs of tables that no longer belong to the captured table, but may still have unresolved rows:
     /// former partitions, and physical tables that were the captured table before.

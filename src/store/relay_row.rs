@@ -264,8 +264,8 @@ pub(crate) struct ServedSlot<'a> {
     pub(crate) instance: &'a str,
 }
 
-/// Records that this process serves the slot. `compared_with` is a fingerprint of the publication. A row that has no
-/// audited publication yet gets this fingerprint. With [`Audit::Everything`], an existing row gets none instead.
+/// Records that this process serves the slot. A row without an audited publication gets the fingerprint
+/// `compared_with`. With [`Audit::Everything`], the audited publication of an existing row becomes NULL instead.
 pub(crate) async fn take(
     sql: &Sql,
     served: ServedSlot<'_>,
@@ -296,9 +296,9 @@ pub(crate) async fn take(
     Ok(())
 }
 
-/// Records that an operator is about to move the slot. The next session then restarts an unfinished recovery. With
-/// `dispatch = exceptions`, the next session notices the move by comparing the slot with the recorded position. With
-/// `dispatch = full`, the next session compares all rows anyway if the slot was moved forward.
+/// Prepares the relay's row before an operator moves the slot ([`WRITE_LEFT`]). `confirmed` is the slot's position
+/// before the move. With `dispatch = full`, no position is recorded. The next session compares all rows or recovers if
+/// the slot is ahead of the last recorded position.
 ///
 /// # Errors
 /// Database errors. It is no error if the table does not exist.

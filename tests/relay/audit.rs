@@ -19,8 +19,9 @@ const CREATE: &str = "CREATE PUBLICATION postrider FOR TABLE outbox.events \
 const OUT: &str = "ALTER PUBLICATION postrider DROP TABLE outbox.events";
 const IN: &str = "ALTER PUBLICATION postrider ADD TABLE outbox.events";
 
-/// Inserts rows whose keys begin with `prefix`. Rows of a gap need keys of their own: the relay publishes
-/// them after later rows from the stream, so a shared key would be out of order.
+/// Inserts rows whose keys begin with `prefix`. The rows of a gap, which the stream misses, need keys of their own. The
+/// relay publishes them from the table, after later rows from the stream. If a row of a gap and a later row had the
+/// same key, their order would be wrong.
 async fn insert(database: &Database, prefix: &str, rows: u32) {
     database
         .execute(&format!(

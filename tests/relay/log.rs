@@ -1,4 +1,5 @@
-//! Tests of the form of the relay's log, and of the line that says what runs and where.
+//! Tests of the relay's log: the format of its lines, the first lines (version, settings, database and server), and
+//! repeated lines.
 
 use std::collections::BTreeSet;
 

@@ -173,10 +173,10 @@ impl Fault {
             | Fault::Network(_, _, span) => *span,
             // Long enough for the relay to read the row twice and then create a new slot.
             Fault::TooLong | Fault::Undecodable(_) => Duration::from_secs(30),
-            // These faults are over once the harness has caused them. The exception is `Publish`, which acts on the
-            // next requests to Pub/Sub. Its end does not matter, because no judge looks at the time of a `Publish`
-            // fault. Suppose that the fault makes the relay send an event twice. Then a bad or missing answer to the
-            // first of the two requests explains the duplicate.
+            // These faults are over once the harness has caused them. Only `Publish` continues, because it acts on the
+            // next requests. The judges do not need to know how long. If the relay repeats an event because of
+            // `Publish`, the answer to the first copy explains the duplicate: it was an error, or it did not arrive in
+            // time.
             Fault::Kill(_)
             | Fault::Stop(_)
             | Fault::Freeze(_)

@@ -221,9 +221,9 @@ impl Plan {
         self.fault_family.loses_rows()
     }
 
-    /// Whether the plan leaves late rows: rows that the stream omits, and that the relay publishes after later
-    /// rows of their key. With `exceptions`, the loss of a slot leaves none: before the relay reads from a
-    /// recreated slot, it notices the loss and publishes the rows from the tables.
+    /// Whether some rows may be late: the stream omits them, and the relay publishes them after later rows of their
+    /// key. With `exceptions`, a recreated slot makes no row late. The relay notices the new slot before it streams,
+    /// and first publishes the rows that this slot omits from the tables.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,

@@ -265,8 +265,9 @@ async fn end(
     stage.stop_relays().await
 }
 
-/// Waits until every event has a record, and the slot has confirmed all WAL that existed at the
-/// time of the call. With `exceptions`, an event may be stored instead of having a record.
+/// Waits until every event is delivered, and the slot has confirmed all WAL that existed at the time of the call. An
+/// event counts as delivered if it has a record. With `exceptions`, published events have no record, so an event also
+/// counts as delivered if Pub/Sub has stored it.
 async fn deliver(stage: &mut Stage<'_>, exceptions: bool) -> Result<(), String> {
     let client = stage.database.connect().await?;
     let target: PgLsn = one(&client, "SELECT pg_current_wal_lsn()").await?;

@@ -27,7 +27,7 @@ const RECORDS_EVERY: u32 = 40;
 /// An observation of the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// A time after the server had answered with the confirmed position.
+    /// When the watch received the server's answer with the confirmed position.
     pub(crate) at: Duration,
     pub(crate) confirmed: u64,
     /// The number of dispatch rows below the confirmed position, counted right after the server had

@@ -169,8 +169,8 @@ mod tests {
         (request, messages)
     }
 
-    /// Takes a body apart piece by piece, and returns all its bytes. `pieces` has the sizes of the pieces, and is used
-    /// again from its start until the body is empty.
+    /// Takes a body apart piece by piece, and returns all its bytes. `pieces` has the sizes of the pieces. If the body
+    /// is longer than all of them together, the sizes repeat.
     fn taken_off(mut body: RequestBody, pieces: &[usize]) -> Vec<u8> {
         let mut all = Vec::new();
         for piece in pieces.iter().cycle() {

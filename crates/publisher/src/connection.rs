@@ -216,7 +216,8 @@ fn broken(error: h2::Error) -> Status {
     status
 }
 
-/// Returns once requests are unanswered and the server does not answer a ping either.
+/// Returns when the connection is dead: although requests wait for an answer, nothing arrives for the time `after`, and
+/// the server does not answer a ping within `timeout` either.
 async fn until_silent(
     traffic: &Traffic,
     pings: Option<PingPong>,
@@ -232,8 +233,9 @@ async fn until_silent(
         let ended = traffic.ended.load(Ordering::Relaxed);
         let sent_now = traffic.sent.load(Ordering::Relaxed);
         let heard_now = traffic.heard.load(Ordering::Relaxed);
-        // Ping only if a request is unanswered, or if one was sent after `since` and its caller has given up.
-        // Servers treat pings without a request as abuse.
+        // Ping only if a request is unanswered or was sent after `since`. Servers treat other pings as abuse.
+        // Requests sent after `since` count even if their callers have given up. Otherwise callers that give up
+        // early would hide a dead connection.
         let asks = sent_now != sent || sent_now != ended;
         if asks && heard_now == heard {
             if since.elapsed() < after {

@@ -22,12 +22,11 @@ use std::collections::VecDeque;
 
 use decoder::{Lsn, PgTimestamp};
 
-/// Number of entries for which the queue of a [`Watermark`] keeps memory that it does not need now. This number has two
-/// uses:
+/// Limits the unused memory in the queue of a [`Watermark`]:
 ///
-/// - An empty queue keeps the capacity for this many entries. Freeing so few would gain nothing.
-/// - Behind an unresolved entry, resolved entries stay in the queue at first. When they outnumber the unresolved
-///   entries by more than `2 * KEPT`, the watermark removes all resolved entries.
+/// - An empty queue keeps the capacity for `KEPT` entries. Freeing so few would gain nothing.
+/// - Resolved entries behind an unresolved entry may stay in the queue. When they outnumber the unresolved entries by
+///   more than `2 * KEPT`, the watermark removes all resolved entries.
 const KEPT: usize = 64;
 
 /// A position that may be reported to PostgreSQL as flushed. It is either the slot's own position,
@@ -254,8 +253,8 @@ impl Watermark {
         Confirmable(first.map_or(self.position, |pending| pending.floor))
     }
 
-    /// The position up to which the stream was read: every transaction that was committed before it has ended here,
-    /// resolved or not.
+    /// The position up to which the session has read the stream. The session has received every transaction that was
+    /// committed before this position. The events of these transactions may be unresolved.
     #[inline]
     pub fn read_up_to(&self) -> Lsn {
         self.position

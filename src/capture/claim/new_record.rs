@@ -1,9 +1,10 @@
 //! Creates the capture record of a table that has none.
 //!
-//! Usually the capture of the table begins now. The exception is a new table that has the name of an earlier captured
-//! table. The earlier table was renamed to another captured name, and keeps its record. The new table's record copies
-//! the bounds of that record, such as the floor and the snapshot with which the capture began. If the capture began
-//! now instead, the relay would never publish the rows that are already in the new table.
+//! Usually the capture of the table begins now. There is one exception. Suppose the captured table `a` was renamed to
+//! the configured name `b`, and a new table `a` was created. The renamed table keeps its record. The record of the new
+//! table copies the bounds of the renamed table's record, such as the floor and the snapshot with which the capture
+//! began. If the capture of the new table began now instead, the relay would never publish the rows that the new table
+//! already contains.
 
 use std::collections::BTreeMap;
 

@@ -85,15 +85,15 @@ fn refused(other: &CaptureRecord, slot: &SlotName, root: Option<&QualifiedName>)
     ))
 }
 
-/// Refuses a table that does not belong to our slot yet, if another slot captures its parent or one of its
-/// partitions. Parent and partition share rows, and the relay of the other slot may not have delivered all of them.
-/// Our relay would never publish these undelivered rows, because it would capture its table only from now on.
+/// Refuses a table that our slot has not captured yet, if another slot captures its parent or one of its partitions.
+/// Parent and partition share rows, and the relay of the other slot may not have delivered all of them. Our relay
+/// would never publish these undelivered rows, because it would capture the table only from now on.
 ///
-/// Also refuses a table that would have to take over more than one record.
+/// Also refuses a new table if several earlier tables share rows with it ([`refuse_several`]).
 ///
-/// Not here: two tables that were attached to each other after each relay had captured its table. [`refuse_others`]
-/// refuses the relay of the partitioned table. The relay of the partition continues, because it owns the rows of the
-/// partition and delivers them in order.
+/// Not here: a partition that was attached to its parent after two relays had captured the two tables.
+/// [`refuse_others`] refuses the relay of the parent. The relay of the partition continues, because it owns the
+/// partition's rows and delivers them in order.
 ///
 /// # Errors
 /// `table-captured`.

@@ -119,8 +119,10 @@ pub(super) async fn brought_up(
     Ok((record, origin))
 }
 
-/// Compares the newest records with their rows. `captured` has the id suffixes that are right if the
-/// table is a copy. Returns `None` if the ids are uuids, because the event ids do not depend on the origin then.
+/// Decides whether the table is a copy of the table that it replaced. Compares the newest records with the rows to
+/// which they belong. Returns `None` if the row ids are uuids, because such rows keep their event ids in any case.
+///
+/// `captured` describes the table as a copy: its id suffixes give copied rows the event ids of the earlier table.
 async fn origin(
     sql: &Sql,
     settings: &TableSettings,
@@ -171,14 +173,14 @@ async fn origin(
     Ok(Some(judge(&rows, &records)))
 }
 
-/// Keeps only the records from which a copy can be recognised: if the table is a copy of the replaced table, the row of
-/// such a record has the recorded event id. This id is computed from the row's id, and from the table's identity and
-/// suffix. `uuids` has the identity and the suffix that the table would have as a copy.
+/// Keeps only the records whose row would have the same event id in a copy of the replaced table. Only these records
+/// can show whether the table is a copy. The event id is computed from the row's id, and from the identity and the
+/// suffix of the table. `uuids` has the identity and the suffix that a copy would have.
 ///
-/// A record with any other event id belongs to one of two kinds of rows:
+/// The other records belong to two kinds of rows:
 ///
-/// - The row had an `inserted_xid`, and the event id was computed from it too.
-/// - The row was in an even earlier table of the same name, which had another suffix.
+/// - Rows that had an `inserted_xid`, from which the event id was computed, too.
+/// - Rows of an even earlier table of the same name, which had another suffix.
 fn of_event_ids(
     records: Vec<RecordedRow>,
     reader: &TableReader,

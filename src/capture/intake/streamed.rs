@@ -32,17 +32,17 @@ impl Streamed {
     }
 
     /// Checks a table that the stream describes without one of the table's optional columns. Returns an error if rows
-    /// may have been inserted with a value in this column. Without the error, the relay would publish these rows
-    /// without the value, which only the table has. `now` has the columns that the table has now.
+    /// may have been inserted with a value in the missing column. Without the error, the relay would publish these rows
+    /// without that value. `now` has the columns that the table has now.
     ///
-    /// A column can be absent from the stream for three reasons:
+    /// A column can be missing in the stream for three reasons:
     ///
     /// - The publication leaves the column out. This is an error.
     /// - Somebody renamed or replaced a column. This is an error.
     /// - The column was added after the rows were inserted. This is not an error.
     ///
-    /// PostgreSQL appends a new column after all others. So this function takes a column for a new one only if the
-    /// table still has every column that the stream describes, and the new column comes after all of them.
+    /// PostgreSQL puts a new column after all existing columns. So this function accepts a missing column as new only
+    /// if the table still has every column that the stream describes, and the missing column comes after all of them.
     pub(super) fn refuse_incomplete(
         &self,
         relation: &OwnedRelation,

@@ -331,9 +331,9 @@ impl TableReader {
     }
 }
 
-/// Maps an error of a statement over a captured table to `slot-busy` if the table was altered after its
-/// columns were looked up. The relay then looks the columns up again, and reports a column that no longer
-/// exists.
+/// Maps an error of a statement over a captured table. Returns `slot-busy` if the error shows that the table was
+/// altered after its columns were looked up. The relay retries after this error, and looks the columns up again. If a
+/// needed column no longer exists, the retry reports the missing column.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
         // The last three occur if a column has a new type, which does not fit the statement's operators and casts.

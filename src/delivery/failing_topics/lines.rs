@@ -144,9 +144,12 @@ mod tests {
         }
     }
 
-    /// The log of `run`, or `None` if a process of its own has run the test `name` of this module. It needs its own
-    /// process: while another thread reaches a log statement for the first time, tracing does not ask a new
-    /// subscriber about this statement, and its lines would be missing from our log.
+    /// Returns the log of `run`. The test `name` of this module calls this function. The function first starts a new
+    /// process that runs only this test, checks that the test passes, and returns `None`. In the new process, it calls
+    /// `run` and returns the log.
+    ///
+    /// In a process with other tests, the log may be incomplete. While another thread reaches a log statement for the
+    /// first time, tracing does not ask a new subscriber about the statement, so our log would lack its lines.
     fn log_alone(name: &str, run: impl FnOnce()) -> Option<String> {
         if std::env::var_os("POSTRIDER_TEST_ALONE").is_none() {
             let (_, module) = module_path!().split_once("::").unwrap();

@@ -36,9 +36,9 @@ const PAUSE: Duration = Duration::from_millis(40);
 /// is enough.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long lanes linger when nothing arrives because reading is stopped, or because a task reads a table.
-/// Usually rows arrive sooner: answers and recorded outcomes free memory, so that reading resumes, or the task
-/// sends its next rows.
+/// How long lanes keep lingering without new rows while reading is stopped, or while a task reads a table. Usually new
+/// rows arrive sooner. While reading is stopped, answers and recorded outcomes free memory, so that reading resumes. A
+/// task that reads a table soon sends its next rows.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]

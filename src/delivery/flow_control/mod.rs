@@ -1,36 +1,38 @@
 //! Flow control: when to stop reading from PostgreSQL, and when lanes linger.
 //!
-//! There is one budget for the bytes of all events in memory (`in_flight_mib`). [`memory`] counts them. All shares in
+//! All events in memory share one budget of bytes (`in_flight_mib`). [`memory`] counts these bytes. The watermarks in
 //! this module are shares of the budget, except [`BACKLOG_SHARE`] and [`BACKLOG_LOW`].
 //!
-//! **Reading (backpressure).** Two gates decide whether the session reads. A gate closes at its high watermark, and
-//! opens again below its low watermark, so that reading does not stop and start for each event:
+//! **Reading (backpressure).** The session reads while two gates are open. A gate closes at its high watermark. It
+//! opens again only below its low watermark, so that reading does not stop and start for each event:
 //!
 //! | gate | closes when | opens when |
 //! |---|---|---|
 //! | queue | events use the whole budget | undelivered events use less than [`QUEUE_LOW`] |
 //! | unrecorded | delivered, unrecorded events use [`UNRECORDED_HIGH`] | they use less than [`UNRECORDED_LOW`] |
 //!
-//! The session reads while both gates are open. If some lanes wait for a retry or for a throttled topic, the session
-//! ignores the gates, and reads until the budget is full. Otherwise the events of these lanes would hold up the events
-//! of other keys ([`super::Delivery::takes_events`]).
+//! There is one exception. Lanes that wait for a retry or for a throttled topic may keep the queue gate closed for
+//! long. While there are such lanes, the session ignores the gates, and reads until the budget is full. Otherwise the
+//! events of these lanes would hold up the events of other keys ([`super::Delivery::takes_events`]).
 //!
-//! **Linger.** While the stream is behind or a task reads a table ([`backlog`]), lanes linger: a lane waits until it
-//! has enough events for an efficient request, but at most a second (`lanes`). At all other times, lanes send their
-//! events at once.
+//! **Linger.** A lane lingers if it waits until it has enough events for an efficient request, but at most a second
+//! (`lanes`). Lanes linger while the stream is behind, or while a task reads a table ([`backlog`]). At all other times,
+//! lanes send their events at once.
 //!
 //! Lanes stop lingering in three cases:
 //!
-//! - **The queue gate is closed.** Lanes linger again once queued events use at most [`QUEUE_SENDS_TO`].
-//! - **The queue is too long.** The relay has caught up only when it has also sent the queued events. So the queue must
-//!   not exceed [`BACKLOG_HIGH`], or [`BACKLOG_SHARE`] of everything that has arrived since the stream last caught up,
-//!   whichever is larger. Lanes linger again once the queue has fallen to [`BACKLOG_LOW`] of this limit. This case does
-//!   not apply while some lanes wait for a retry or for a throttled topic.
+//! - **The queue gate is closed.** Sending frees memory. Lanes linger again once queued events use at most
+//!   [`QUEUE_SENDS_TO`].
+//! - **The queue is too long.** The relay has caught up only when it has also sent the queued events. So the queue has
+//!   a limit: [`BACKLOG_HIGH`] of the budget, or [`BACKLOG_SHARE`] of everything that has arrived since the stream
+//!   last caught up. The larger limit applies. Lanes linger again once the queue has fallen to [`BACKLOG_LOW`] of the
+//!   limit. This case does not apply while some lanes wait for a retry or for a throttled topic
+//!   ([`FlowControl::may_linger`]).
 //! - **Lingering does not fill requests.** Messages use [`UNSHARED_HIGH`], but nearly every lane has only one message.
 //!
-//! In these cases, the lanes that have waited longest send first. Each case ends before all lanes are empty, and the
-//! remaining lanes linger again. If a case ended only when all lanes are empty, requests would have half as many
-//! messages.
+//! In each case, the relay alternates between lanes with enough events for an efficient request, and the lanes that
+//! have waited longest (`lanes`). The case ends while other lanes still have events, and these lanes linger again. If
+//! it ended only when all lanes are empty, requests would have half as many messages.
 
 pub(crate) mod backlog;
 mod memory;
@@ -56,11 +58,11 @@ const UNRECORDED_LOW: Share = Share(1, 8);
 /// High watermark of queued events while the stream is behind. Above it, lanes do not linger.
 const BACKLOG_HIGH: Share = Share(1, 4);
 
-/// A second high watermark of queued events while the stream is behind, as a share of everything that has arrived
-/// since the stream last caught up. The larger of the two watermarks applies.
+/// Another high watermark of queued events while the stream is behind. It is a share of everything that has arrived
+/// since the stream last caught up, not of the budget. The higher of this watermark and [`BACKLOG_HIGH`] applies.
 ///
-/// The relay has caught up only when it has also sent the queued events. After a long backlog this delay matters
-/// less, so more events may be queued.
+/// When the stream has caught up, the relay still has to send the queued events, which delays the end of the backlog.
+/// The longer the backlog was, the less this delay matters. So after a long backlog, more events may be queued.
 const BACKLOG_SHARE: Share = Share(1, 16);
 
 /// Low watermark of queued events, as a share of their high watermark.
@@ -259,11 +261,11 @@ impl FlowControl {
         self.queue.is_closed
     }
 
-    /// Whether lanes may linger. The module's documentation lists the exceptions.
+    /// Whether lanes may linger. The module's documentation lists the cases in which they may not.
     ///
-    /// `all_may_go` is false if some lanes wait for a retry or for a throttled topic. Their events may make up most of
-    /// the queue, so the other lanes cannot shorten the queue enough by sending early. That is why lanes may linger in
-    /// this case although the backlog gate is closed.
+    /// `all_may_go` is false if some lanes wait for a retry or for a throttled topic. The other lanes may then linger
+    /// even if the backlog gate is closed. The events of the waiting lanes may make up most of the queue. So the other
+    /// lanes cannot shorten the queue enough by sending early.
     pub(super) fn may_linger(&self, all_may_go: bool) -> bool {
         let memory = &self.memory;
         let opens_queue = self.queue.is_closed && memory.queued() > QUEUE_SENDS_TO.of(self.budget);

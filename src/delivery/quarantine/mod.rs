@@ -5,30 +5,32 @@
 //! events that wait behind the bad event, and all later events of the key, as quarantined too. Events *before* the bad
 //! event are not affected, even when PostgreSQL sends them again after a restart.
 //!
-//! A release handles one group (a topic and ordering key). If an event in quarantine blocks the key, the release has
-//! these steps:
+//! A release handles one group (a topic and ordering key). It publishes the released rows of the group, and after them
+//! the new events of the key. If an event in quarantine blocks the key, the release has these steps:
 //!
 //! 1. *Begun.* The relay records new events of the key as released. Once all earlier records are durable, the relay
 //!    marks every row of the group as released. After a restart the release continues from here.
-//! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events
-//!    into their lane. It still records new events as released.
-//! 3. *Handover*, once a page is empty. The relay holds new events in memory. Once all earlier records are durable,
-//!    the relay requests one more page. If this page is empty, the handover ends: the held events go into the lane,
-//!    behind all released events, and the key is no longer blocked. If memory has no room for the held events, the
-//!    relay records them as released, and the release goes back to step 2.
-//! 4. *Ended*. The relay forgets the release once the outcome of every released event is durable.
+//! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events into their lane.
+//!    It still records new events as released. The step ends with an empty page.
+//! 3. *Handover.* From now on, the relay holds new events in memory. Once all earlier records are durable, the relay
+//!    requests one more page. If this page is empty, the relay puts the held events into the lane, behind all released
+//!    events, and unblocks the key.
+//! 4. *Ended.* The relay forgets the release once the outcome of every released event is durable.
 //!
-//! If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back into
-//! quarantine. Under the other policies, an event that fails again affects only itself.
+//! A release does not always go forward:
 //!
-//! Other releases skip steps, because no event in quarantine blocks their key:
+//! - If memory has no room for the held events of step 3, the relay records them as released, and goes back to step 2.
+//! - If an event fails again, the release has *failed*: the key stays blocked, and all its rows go back into
+//!   quarantine. Under the other policies, an event that fails again affects only itself.
 //!
-//! - A *replay* publishes events again that were published before. Only the replay itself blocks the key, under every
+//! If no event in quarantine blocks the key, the release is shorter:
+//!
+//! - A *replay* publishes events again that were published before. The replay itself blocks the key, under every
 //!   policy, so that no new event comes between the replayed events. The release begins with step 3.
-//! - The relay may itself record a new event as released, because the event's message is no longer in memory
+//! - The relay may record a new event as released because the event's message is no longer in memory
 //!   (`take_without_message`). The event blocks its key like a replay, and its release begins with step 3.
-//! - Events without an ordering key block nothing, and under the other policies a bad event blocks nothing. Their
-//!   release has only step 2.
+//! - If nothing blocks the key, the release has only step 2. Events without an ordering key block nothing, and under
+//!   the other policies a bad event blocks nothing.
 //!
 //! [`Quarantine`] has these parts: `keys` knows which keys are blocked, and `in_lanes` knows the released
 //! events that are in lanes. `release` is the state machine of one release. `turns` holds all releases, and

@@ -36,9 +36,9 @@ pub(super) struct Release {
     /// How many records were durable when the last page was requested.
     asked_at: u64,
     /// The release uses a page only if at least this many records were durable when the page was requested. An older
-    /// page may lack the row of an event, although it has rows of later events. The release would skip that event.
-    /// For example, the relay records a bad event only when its dead letter is stored or refused, but it records the
-    /// events behind the bad event at once.
+    /// page may have the rows of later events but not yet the row of an earlier event. The release would then skip the
+    /// earlier event. This happens because the relay records the events behind a bad event at once, but the bad event
+    /// only when its dead letter is stored or refused.
     pub(super) asks_from: u64,
     /// How many events of the release are in lanes.
     pub(super) in_lanes: usize,

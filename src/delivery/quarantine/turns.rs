@@ -64,8 +64,9 @@ impl ReleaseTurns {
         self.begun(group, Stage::Paging);
     }
 
-    /// Fails a release that has no events except those of a replay. After the replay began, a bad event blocked the
-    /// key. A successful release would also release this bad event, but no operator has asked for that.
+    /// Fails a release whose released events all belong to a replay, although an event in quarantine blocks the key.
+    /// This event came into quarantine after the replay had begun. The next step of the release would also release the
+    /// event in quarantine, but no operator has asked for that.
     pub(crate) fn only_replayed(&mut self, group: &Group) {
         self.begun(group, Stage::Failed);
     }

@@ -95,8 +95,8 @@ struct World {
     most: usize,
     /// The present limit on requests in flight.
     limit: usize,
-    /// Set while no request reaches Pub/Sub. The `Instant` is the time at which the next attempt may start. When that
-    /// attempt starts, the following attempt must wait for the `Duration`.
+    /// Set while no request reaches Pub/Sub. The `Instant` is the time at which the next attempt may start. The
+    /// `Duration` is the minimum time between the start of the next attempt and the start of the attempt after it.
     probing: Option<(Duration, Instant)>,
     /// When the test last called `Lanes::next_request`.
     asked_at: Option<Instant>,

@@ -149,8 +149,10 @@ async fn find_in_former(
     Ok(not_searched)
 }
 
-/// Returns the records of the found rows, and of the event with this uuid. If there are neither such
-/// rows nor such records, returns the records with this source id.
+/// Returns the records of the found rows. If `id` is a uuid, also returns the record of the event with this uuid.
+///
+/// If there are no found rows and no such record, returns the records with one of these source ids: `id` itself, and
+/// `id` after the prefix `schema.table:` of each table.
 async fn recorded(
     sql: &Sql,
     tables: &[SearchedTable],

@@ -51,7 +51,8 @@ pub(super) async fn by_seq(rows: &CountedRows<'_>, seq: &str, from: i64) -> Resu
                 found.oldest = found.oldest.zip(some.oldest).map(|(a, b)| a.max(b));
                 above = middle;
             } else if end.is_none() && rows.nth(seq, &from, "asc", 1).await?.is_none() {
-                // There are no rows between `middle` and `above`, so the border is below `middle`.
+                // There are no rows from `middle` to `above`. So the border between delivered and waiting rows is below
+                // `middle`.
                 above = middle;
             } else {
                 below = middle;

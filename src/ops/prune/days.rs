@@ -210,8 +210,8 @@ struct DayJudge<'a> {
 }
 
 impl DayJudge<'_> {
-    /// Drops a day if all its rows may be deleted. `has_row` is an SQL condition on a row `w` of outbox.dispatch: the
-    /// outbox row of its event is in the partition of this day.
+    /// Drops a day if all its rows may be deleted. `has_row` is an SQL condition on a row `w` of outbox.dispatch. A row
+    /// `w` meets the condition if the partition of this day contains the outbox row of the same event.
     async fn drop_day(
         &self,
         day: &DayPartition,

@@ -128,7 +128,7 @@ pub(crate) struct PrunedTable {
     pub(crate) rows: u64,
     /// Time of the oldest of these rows, RFC 3339.
     pub(crate) oldest: Option<String>,
-    /// Rows that are kept even if they are old enough to delete.
+    /// Rows that are kept for another reason than their age.
     pub(crate) kept: KeptRows,
     /// Daily partitions that were dropped, or in a dry run would be. Their rows are included in `rows`.
     pub(crate) days: Vec<PrunedDay>,

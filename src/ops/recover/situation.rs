@@ -219,11 +219,12 @@ impl RecoveryReason {
     }
 }
 
-/// Returns the slot's confirmed position, if nobody reads the slot and a relay could continue to stream from
-/// this position without a recovery.
+/// Returns the slot's confirmed position if an adoption can keep the slot, otherwise `None`. The adoption can keep the
+/// slot if nobody reads it and a relay could continue from this position without a recovery.
 ///
-/// An adoption keeps the slot only if there is such a position. It then writes this cluster, the publication and the
-/// slot's confirmed position into the relay's row. So the check uses a relay's row with these values.
+/// An adoption that keeps the slot changes the relay's row: the row then names this cluster, the present publication
+/// and the slot's confirmed position. This function judges the slot by a row with these changes, because the next relay
+/// finds such a row.
 fn usable_from(facts: OpeningFacts<'_>) -> Option<Lsn> {
     let slot = facts.slot.filter(|slot| !slot.active)?;
     let left_here = EarlierSession {

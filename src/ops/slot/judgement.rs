@@ -72,14 +72,16 @@ impl CommandFacts<'_> {
     }
 }
 
-/// Returns the limit for [`PendingEvents::oldest_against`]. Sometimes only a lower bound of the oldest event's age is
-/// known. If this bound is below the limit, the age counts as unknown.
+/// Returns the limit for [`PendingEvents::oldest_against`]. If only a lower bound of the oldest event's age is known,
+/// the bound counts as the age if it reaches the limit. Below the limit, the age counts as unknown.
 ///
 /// Usually the limit is `warn_lag` or `error_lag`, whichever is smaller.
 ///
-/// If no relay has read the slot for `error_lag` or longer, the limit is `error_lag`. Otherwise a lower bound between
-/// `warn_lag` and `error_lag` would count as the age, and the verdict would be only a warning. If the age counts as
-/// unknown, [`health::judge`] uses the time for which no relay has read the slot, and reports an error.
+/// If no relay has read the slot for `error_lag` or longer, the limit is `error_lag`, so that the verdict is an error:
+///
+/// - A bound of at least `error_lag` is an error by itself.
+/// - Below `error_lag`, the age counts as unknown. [`health::judge`] then uses the time for which no relay has read the
+///   slot, and reports an error. If a bound above `warn_lag` counted as the age, the verdict would be only a warning.
 fn age_limit(slot: Option<&Slot>, thresholds: &Thresholds) -> Duration {
     let error_lag = thresholds.error_lag.unwrap_or(thresholds.warn_lag);
     let unread = slot.filter(|slot| !health::is_read_by_relay(slot));

@@ -8,23 +8,21 @@ use tokio_postgres::types::ToSql;
 use crate::error::Result;
 use crate::postgres::Sql;
 
-/// Records which rows of a table are resolved. Does nothing unless walsender `$6` reads slot `$5`, because only
-/// the session that holds the slot may do this.
+/// Records which rows of a table are resolved. Does nothing unless walsender `$6` reads slot `$5`, because only the
+/// session that holds the slot may do this.
 ///
-/// `$4` lists the table's present partitions. `$8` lists former partitions whose rows are all resolved. Four columns
-/// of the record list other partitions:
+/// `$4` lists the present partitions of the table. If `$4` is NULL, the recorded partitions stay. The statement also
+/// changes four lists of other partitions, which [`CaptureRecord`](super::CaptureRecord) describes:
 ///
-/// - `detached`: partitions that may still have unresolved rows. The statement adds every recorded partition that `$4`
-///   no longer contains, and removes the partitions in `$4` and `$8`.
-/// - `unread`: partitions that could not be read, each with a floor. The statement adds the partitions in `$9`, and
-///   removes those in `$4` and `$8`.
-/// - `uncaptured`: partitions of a table that is no longer captured, each with a floor. The statement adds the
-///   partitions in `$10`, and removes those in `$4`. It also removes dropped partitions, because PostgreSQL may give
-///   their OIDs to other tables.
-/// - `settled`: former tables without unresolved rows, each with the end of the WAL at that time. The statement adds
-///   the tables in `$8` that still exist, and removes dropped tables and those in `$4`.
+/// | column | gets | loses |
+/// |---|---|---|
+/// | `detached` | the recorded partitions that are not in `$4` | the partitions in `$4` and `$8` |
+/// | `unread` | the partitions in `$9`, with their floors | the partitions in `$4` and `$8` |
+/// | `uncaptured` | the partitions in `$10`, with their floors | the partitions in `$4`, and dropped partitions |
+/// | `settled` | the partitions in `$8` that still exist, with the end of the WAL | the partitions in `$4`, and dropped ones |
 ///
-/// If a partition in `$9` or `$10` already has a floor in the record, the recorded floor stays.
+/// The partitions in `$8` have no unresolved rows left. A partition that already has a floor in its list keeps this
+/// floor. Dropped partitions leave `uncaptured` and `settled`, because PostgreSQL may give their OIDs to other tables.
 const RESOLVE: &str = "\
     UPDATE outbox.capture SET floor = greatest(floor, $2::text::xid8), \
         floor_seq = CASE WHEN $7::text IS NULL THEN floor_seq ELSE $3 END, \

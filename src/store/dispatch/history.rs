@@ -263,9 +263,13 @@ fn recorded(row: &Row) -> RecordedRow {
     let mut earlier: Vec<EarlierMessage> = earlier
         .and_then(|json| serde_json::from_str(json).ok())
         .unwrap_or_default();
-    // The column `replay` names the last replay that released the event. Usually this replay has also published the
-    // current message. If it has not published the event, the current message is an older one. In that case
-    // `earlier_messages` contains the current message too, with the name of the replay that published this message.
+    // A replay that releases an event adds the current message to `earlier_messages`, and writes its own name to the
+    // column `replay`. When the relay publishes the event, the new message becomes the current one. So there are two
+    // cases:
+    //
+    // - `earlier_messages` lacks the current message. The replay in the column `replay` published it.
+    // - `earlier_messages` has the current message. The replay in the column `replay` has published nothing, and the
+    //   entry names the replay that published the message. Remove the entry, because the message is not an earlier one.
     let is_current = |known: &EarlierMessage| Some(&known.message_id) == message_id.as_ref();
     let replay = match earlier.iter().position(is_current) {
         Some(index) => earlier.remove(index).replay,
@@ -315,10 +319,12 @@ fn one_per_event(rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
     kept
 }
 
-/// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a time.
-/// Searches by bisection, which works because commit times grow with positions. Events that were published from
-/// their table do not fit this order: their commit times are older than those of their neighbours. The search
-/// leaves these events out, by considering only commit LSNs that are multiples of 8.
+/// Returns the first commit LSN whose events were committed at or after `since`, an SQL expression for a time. Searches
+/// by bisection, which works because commit times grow with commit LSNs.
+///
+/// Events that were published from their table do not fit this order, because their records do not have the LSN of
+/// their commit. The search leaves out these records. It recognises them by their commit LSN: only the LSN of a real
+/// commit is a multiple of 8 (`capture::positions`).
 pub(crate) async fn first_commit(sql: &Sql, since: &str) -> Result<PgLsn> {
     let ends = "select min(commit_lsn), max(commit_lsn) from outbox.dispatch";
     let ends = sql.query_one(ends, &[]).await?;

@@ -17,9 +17,10 @@ use crate::event::{CommittedAt, EventId, EventPosition, EventRef, Group, Orderin
 use crate::postgres::Sql;
 use crate::store::position;
 
-/// Maximum number of keys that are blocked at once, and of bad events that one session may put into quarantine
-/// without blocking a key. So many bad events have a common cause, so the relay stops before all traffic is in
-/// quarantine. The relay's memory for 100,000 keys of usual length is about 20 MB.
+/// The relay stops with `quarantine-full` in two cases: more keys than this number would be blocked, or one session has
+/// put more bad events than this number into quarantine without blocking a key. That many bad events probably have a
+/// common cause. The relay stops before it puts all traffic into quarantine. In memory, 100,000 keys of usual length
+/// take about 20 MB.
 pub(crate) const MAX_BLOCKED: usize = 100_000;
 
 /// Counting stops at this number, because nobody needs to know a higher number exactly.

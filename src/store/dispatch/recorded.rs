@@ -75,11 +75,12 @@ pub(crate) struct EarlierOutcomes {
     /// Commit LSN of the last row to read. `None` once all rows have been read.
     last: Option<Lsn>,
     /// The end of the WAL when the session began. Before this position, the stream may contain events that an earlier
-    /// session has published from their table. This happens if the server crashes after a recovery, and the slot is
-    /// then back at a position before the recovery.
+    /// session has published from their table. For example, a recovery keeps the slot, and publishes rows from the
+    /// tables. Then the server crashes, and returns to an older position of the slot, from which the slot streams these
+    /// rows.
     ///
-    /// The dispatch row of such an event is not at the event's position in the stream, so the relay looks the event up
-    /// by its id. `None` if there are no dispatch rows of such events after the slot's position.
+    /// The dispatch row of such an event has a commit LSN that no commit can have, so the relay looks the event up by
+    /// its id. `None` if there are no such dispatch rows after the slot's position.
     from_tables_before: Option<Lsn>,
     records: RecordKeeping,
 }

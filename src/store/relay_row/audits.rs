@@ -39,9 +39,9 @@ pub(crate) struct AuditHistory {
     pub(crate) records: RecordKeeping,
 }
 
-/// Reads the results of earlier audits from the relay's row. `records` is the record keeping of this session. The
-/// returned [`AuditHistory::records`] is a copy of `records`, in which the row's mode replaces the mode of earlier
-/// sessions.
+/// Reads the results of earlier audits from the relay's row. The returned [`AuditHistory::records`] has the mode of
+/// this session from `records`, and the mode of earlier sessions from the row. An audit or a recovery may have changed
+/// the mode in the row since `records` was made.
 pub(crate) async fn earlier(
     sql: &Sql,
     slot: &SlotName,

@@ -1,21 +1,23 @@
-//! Knows which published events have a record (a row in `outbox.dispatch`). Other modules use the methods here
-//! instead of reading the setting `dispatch`. Only pruning still reads the setting itself
-//! (`ops::prune::proof`).
+//! Knows which published events have a record (a row in `outbox.dispatch`). Other modules use the methods here instead
+//! of reading the setting `dispatch`. Only pruning still reads the setting itself (`ops::prune::proof`).
 //!
-//! With `full` each published event gets a record. With `exceptions` only events that are set aside get one.
-//! The setting alone does not tell which events have a record, because after a change to `full`, the events
-//! that earlier sessions published still have none. `outbox.relay` remembers this until an audit or a
-//! recovery has raised the floors above these events.
+//! The setting `dispatch` decides which events a session records. With `full`, the session records each event that it
+//! publishes. With `exceptions`, it records only events that are set aside, and resolves a published event at once,
+//! without a record (`delivery::outcomes`).
 //!
-//! When published events may lack a record, the following parts of the relay work differently:
+//! An operator may change the setting from `exceptions` to `full`. The events that earlier sessions published still
+//! have no record. So `outbox.relay` keeps the mode `exceptions` until an audit or a recovery has raised the floors
+//! above these events.
 //!
-//! - If this session records no published events, the delivery resolves them at once, without a record
-//!   (`delivery::outcomes`).
-//! - After a crash, everything after the slot's position is published again (`store::dispatch`).
-//! - A row without a record might have been published. Only the floor of its table proves that the row is
-//!   resolved. So recoveries publish every row from the floor on (`recovery`), and audits raise the floor
-//!   without a comparison (`audit`).
-//! - A change of the publication, or a slot that may have been replaced, is treated as a loss
+//! If `outbox.relay` or the setting says `exceptions`, a missing record does not show whether an event was published.
+//! The following parts of the relay then work differently:
+//!
+//! - After a crash, the relay publishes all events after the slot's position again, except events in quarantine and
+//!   discarded events (`store::dispatch`).
+//! - A recovery publishes every row that is not below the floor of its table, because only the floor proves that a row
+//!   is resolved (`recovery`).
+//! - An audit raises the floors, but compares no rows (`audit`).
+//! - A session recovers after a change of the publication, or if the slot may have been replaced
 //!   (`recovery::slot_verdict`).
 //! - Commands cannot distinguish waiting events from published ones (`ops`).
 
@@ -67,12 +69,13 @@ impl RecordKeeping {
         }
     }
 
-    /// Returns the record keeping of this session, without the mode of earlier sessions. Callers write the mode of this
-    /// value to `outbox.relay`:
+    /// Returns the record keeping as if earlier sessions had the mode of this session. The mode of the result is
+    /// written to `outbox.relay` in two cases:
     ///
-    /// - An audit or a recovery, once all events that earlier sessions published are below the floors.
-    /// - [`take`](super::take), when a session begins. Its statement keeps an `exceptions` of earlier sessions in the
-    ///   row.
+    /// - At the end of an audit or a recovery. The caller makes sure that all events that earlier sessions published
+    ///   are below the floors, so nobody needs the records of these events.
+    /// - At the beginning of a session ([`take`](super::take)). The statement does not replace `exceptions` by `full`,
+    ///   so the mode of earlier sessions stays in the row.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,

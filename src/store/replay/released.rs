@@ -118,9 +118,9 @@ pub(crate) async fn count_waiting(sql: &Sql, name: &str) -> Result<(u64, u64)> {
     Ok((count(&row, 0), count(&row, 1)))
 }
 
-/// Returns what this replay waits for, at most three entries. The replay must wait while keys of its unreleased events
-/// have other released events. An entry says who released these events: the name of another replay, or `None` for a
-/// release from quarantine. The replay can continue once these events have an outcome.
+/// Returns whom this replay waits for, at most three: the names of other replays, and `None` for a release from
+/// quarantine. The replay cannot release its events of a key while the key has events that somebody else has released
+/// and that have no outcome yet.
 ///
 /// # Errors
 /// Database errors.

@@ -59,7 +59,8 @@ async fn rows_of_gaps_are_published_while_events_of_another_topic_wait() {
     gap(&database, 1).await;
     wait_for_orders(&database).await;
     relay.stop().await;
-    // No position beyond the first event that waits was confirmed, so the stream brings the events again.
+    // The events of the missing topic have held back the confirmed position. So the stream of the new relay begins at
+    // the first of these events, and contains all later events again.
     let relay = Relay::start(&database, &emulator);
     gap(&database, 0).await;
     wait_for_orders(&database).await;

@@ -249,11 +249,11 @@ impl History {
         self.partitions_are_known();
     }
 
-    /// Whether the relay may publish a moved row a second time, without the later rows of its key. The check then
-    /// reports skipped events after the repeated row.
+    /// Whether the report may contain [`Violation::Skipped`] although the relay works correctly.
     ///
-    /// With `dispatch = exceptions`, published rows have no record. So if a row moves before the floor has risen above
-    /// the transaction that inserted the row, the relay publishes the row again.
+    /// In a history without records, suppose that a published row moves to another partition before the floor is above
+    /// the transaction that inserted it. No record shows that the row was published. So the relay publishes this row
+    /// again, but not the later rows of its key. The report calls these later rows skipped.
     fn repeats_moved_rows(&self) -> bool {
         let is_without_records =
             |(name, value): &(&str, String)| *name == "POSTRIDER_DISPATCH" && value == "exceptions";

@@ -313,8 +313,8 @@ async fn rows_with_distant_ids_that_are_written_after_a_backup_was_restored_are_
     assert_published_once(&world, relay, 60 + 50 + 20).await;
 }
 
-/// The relay has no right to read the copy, so the statement that compares the rows fails. This failure
-/// must not make the relay treat the rows of the copy as new events.
+/// The table is replaced by a copy of itself, which the relay has no right to read. So the relay cannot find out that
+/// the rows are copies. It must stop with an error, and must not take the rows for new events.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_statement_does_not_decide_that_the_rows_of_a_copy_are_new() {
     let (mut world, relay) = served(false).await;

@@ -18,8 +18,9 @@ async fn events_before_a_blocked_event_are_repeated_before_it_when_the_slot_is_l
     let database = Database::start().await;
     let emulator = harness::emulator().await;
     poison(&emulator);
-    // The relay vouches for the first ten events, and vouches again only about ten seconds later. The test
-    // kills it earlier, so no later event is vouched for.
+    // The relay vouches for the first ten events: it raises the floor of the table above them. It raises the floor
+    // again only about ten seconds later. The test kills the relay before that, so the recovery must repeat all other
+    // published events.
     let relay = start(&database, &emulator);
     insert(&database, 1, 10).await;
     wait_until_delivered(&database, &emulator, &relay).await;
@@ -111,7 +112,7 @@ async fn released_events_are_repeated_among_their_neighbours_when_the_slot_is_lo
     let relay = start(&database, &emulator);
     insert(&database, 1, 50).await;
     wait_until_delivered(&database, &emulator, &relay).await;
-    // While this transaction runs, the relay cannot vouch for later events.
+    // While this transaction runs, the relay cannot raise the floor above later events.
     let slow = harness::connect(&database.url).await;
     slow.batch_execute("BEGIN; SELECT pg_current_xact_id()")
         .await

@@ -1,5 +1,6 @@
-//! Tests in which the slot is lost or recreated. The relay does not repeat events that it has vouched
-//! for. It publishes all other events from the tables, even if they were published before.
+//! Tests in which the slot is lost or recreated. The relay then publishes events from the tables, even events that were
+//! published before. It repeats no event for which it has *vouched*: the event is resolved, and the relay has raised
+//! the floor of the table above it.
 
 use super::{
     after_some_events, assert_once_and_in_order, assert_whole_and_in_order, insert, make_slot,

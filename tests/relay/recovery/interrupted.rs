@@ -85,9 +85,12 @@ async fn a_standby_completes_a_recovery_when_the_first_relay_dies() {
     assert_nothing_is_lost_or_repeated(&database, &emulator, &second).await;
 }
 
-/// The relay continues with the slot that the unfinished recovery created. This slot streams everything that was
-/// committed since its creation, even a row that its own transaction deleted. A new slot would lack such a row.
-/// Besides, PostgreSQL creates a new slot only after open transactions have ended, and here one stays open.
+/// The relay must continue with the slot that the unfinished recovery created. A new slot would have two disadvantages:
+///
+/// - One transaction inserts a row and deletes it again. The present slot streams this row. A new slot would not stream
+///   it, and the table no longer contains it.
+/// - Another transaction stays open. PostgreSQL finishes the creation of a slot only after such transactions have
+///   ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_continues_an_unfinished_recovery_with_its_slot() {
     const SERIES: &str = "\

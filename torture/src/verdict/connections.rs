@@ -47,12 +47,14 @@ impl Connections {
         self.0.get(&connection).map(|(opened, _)| *opened)
     }
 
-    /// Whether the fault may be the reason why the two attempts arrived over different connections. One connection
-    /// must have been opened before the end of the fault, and its last request must have arrived at most [`LATE`]
-    /// after this end. The second connection must have been opened after the fault began.
+    /// Whether the fault may be the reason why the two attempts arrived over different connections: the fault has ended
+    /// the connection of one attempt, and a relay has sent the other attempt over a new connection. The conditions are:
     ///
-    /// With several relays, the second connection may be older. The relay that takes over the slot may have held the
-    /// slot before, and may still use a connection from that time.
+    /// - One connection was opened before the end of the fault. Its last request arrived before the end of the fault,
+    ///   or at most [`LATE`] afterwards.
+    /// - The other connection was opened after the beginning of the fault. With several relays, it may also be older:
+    ///   the relay that takes over the slot may have held the slot before, and may still have a connection from that
+    ///   time.
     pub(super) fn are_parted_by(
         &self,
         occurrence: &Occurrence,

@@ -229,8 +229,8 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With two relays, the fault may have killed the standby. The active relay then kept its connections,
-        // but lost the slot, and another session took over.
+        // With two relays, the relay that the harness killed before it destroyed the slot may have been the standby.
+        // The active relay then kept its connections. But it lost the slot, and another session took over.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })
@@ -282,9 +282,9 @@ pub(super) fn blame(evidence: &Evidence, fault: &Fault) -> Option<Cause> {
         | Fault::Undecodable(_)
         | Fault::Release => None,
         Fault::Publish(action, _) | Fault::PublishFor(action, _) => match action {
-            // These faults change only what Pub/Sub answers, and when. They need no cause here, because `cause`
-            // recognises their duplicates without the fault: by the answer to the first copy, or by the time that the
-            // relay waited for this answer.
+            // These faults change only Pub/Sub's answers. `cause` explains their duplicates by the first copy alone:
+            // the answer was an error or had too few ids, or the relay waited for the answer until its timeout. So the
+            // fault is not needed as an explanation.
             Action::StoreThenFail(_) | Action::FewerIds => None,
             Action::StoreThenNeverAnswer | Action::NeverAnswer | Action::Delay(_) => None,
             Action::Fail(_) | Action::FailSaying { .. } => None,

@@ -13,8 +13,9 @@ use bytes::BytesMut;
 /// buffer.
 pub(super) const READ_BUFFER: usize = 256 << 10;
 
-/// Maximum number of bytes in pooled buffers. There is room for 16 regular buffers ([`READ_BUFFER`]). Fewer are in use
-/// at once, so a few larger buffers fit too, which grew for a row of a megabyte.
+/// Maximum number of bytes in pooled buffers: the size of 16 regular buffers ([`READ_BUFFER`]). A session uses fewer
+/// regular buffers. So there is also room for a few larger buffers, which the pool allocates for long frames, such as a
+/// row of a megabyte.
 const MOST_KEPT: usize = 4 << 20;
 
 /// The buffers that the session is not reading into at the moment.

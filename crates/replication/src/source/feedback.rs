@@ -89,10 +89,13 @@ impl Feedback {
         self.lease.proven(sent_at);
     }
 
-    /// Records that our walsender held the slot at the time `at`. A walsender keeps the slot for a while
-    /// without hearing from us, so this observation is only weak evidence that the server hears us. It extends
-    /// the lease only while reading is held back, because the stream then gives no better evidence, and only if
-    /// the server's last keepalive did not ask for a reply.
+    /// Records that our walsender held the slot at the time `at`. This is only weak evidence that the server hears us,
+    /// because a walsender keeps the slot for a while without hearing from us. So it extends the lease only if two
+    /// conditions hold:
+    ///
+    /// - Reading is held back. While we read, the stream gives better evidence.
+    /// - The server's last keepalive did not ask for a reply. A walsender asks when it has not heard us for half of
+    ///   `wal_sender_timeout`.
     pub(super) fn has_slot(&mut self, at: Instant, reading: ReadState) {
         match reading {
             ReadState::HeldBack if !self.lease.is_unheard() => self.lease.proven(at),

@@ -1,28 +1,28 @@
 //! Computes how long the slot is provably ours.
 //!
-//! A walsender releases the slot when it has received nothing from us for `wal_sender_timeout`. So we hold the slot
-//! only by a lease. The lease lasts three quarters of the timeout. When it ends, we stop sending to Pub/Sub
-//! (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has ended before another
-//! session can get the slot.
+//! A walsender releases the slot when it has received nothing from us for `wal_sender_timeout` (below: `timeout`). So
+//! we hold the slot only by a lease. The lease lasts three quarters of the timeout. When it ends, we stop sending to
+//! Pub/Sub (self-fencing). A publish attempt is shorter than the remaining quarter, so every attempt has ended before
+//! another session can get the slot.
 //!
-//! The lease runs from the time when we *sent* the last status message that the server has provably received. The
-//! arrival time of the server's answer proves nothing, because proxies and full buffers deliver late. We learn this
-//! send time in three ways:
+//! The lease starts at the time when we *sent* the last status message that the server has provably received. The
+//! arrival time of the server's answer proves nothing, because proxies and full buffers deliver late. Three things
+//! show this send time:
 //!
-//! - **A frame of the stream.** We send a status message at least once per eighth of the timeout. So when the server
-//!   sends a frame, it has received a message that we sent at most about an eighth earlier. The lease runs from an
-//!   eighth of the timeout before the send time of the frame.
-//! - **A keepalive that asks for a reply** proves less. A walsender asks when it has received nothing for half of the
-//!   timeout. So the lease runs from half of the timeout before the send time of this keepalive. Other frames do not
-//!   extend the lease until a keepalive no longer asks for a reply.
-//! - **`pg_stat_replication.reply_time`** is the send time itself. This is the only proof while we read nothing from
-//!   the stream, or read only old data.
+//! - **A frame of the stream.** We send a status message every `timeout / 8` or more often. So the last message that
+//!   the server received before it sent a frame was about `timeout / 8` old, or less. The lease starts `timeout / 8`
+//!   before the send time of the frame.
+//! - **A keepalive that asks for a reply.** A walsender asks when it has received nothing from us for `timeout / 2`.
+//!   So the lease starts `timeout / 2` before the send time of this keepalive, even if the lease becomes shorter.
+//!   Further frames extend the lease only after a keepalive that does not ask for a reply.
+//! - **The column `pg_stat_replication.reply_time`.** It contains the send time of the last message that the server
+//!   received. It is the only proof while we read nothing from the stream, or read only old data.
 //!
-//! The send times of frames are by the server's clock. To convert them to our clock, we use the frame with the shortest
-//! delay so far as the reference. We cannot detect a delay that all frames have in common.
+//! A frame contains its send time by the server's clock. To convert this time to our clock, we use the frame with the
+//! shortest delay so far as the reference. We cannot detect a delay that all frames have in common.
 //!
-//! The lease must be longer than half of the timeout. A walsender that decodes a large transaction without sending it
-//! reads our messages only once in that time, so a shorter lease would expire on a healthy connection.
+//! The lease must be longer than `timeout / 2`. A walsender that decodes a large transaction without sending it reads
+//! our messages only once per `timeout / 2`. So a shorter lease would expire on a healthy connection.
 
 use std::time::{Duration, Instant};
 
@@ -92,8 +92,8 @@ impl Lease {
         }
         if let Some(sent_at) = evidence.last_sent_at {
             let said_at = self.on_our_clock(sent_at, now);
-            // We report at least once per `timeout / 8`. So we sent the last report that the server had received at
-            // most that long before the server sent this frame.
+            // We send a status message every `timeout / 8` or more often. So when the server sent this frame, the
+            // last message that it had received was at most `timeout / 8` old.
             let heard = said_at.checked_sub(self.wal_sender_timeout / 8);
             if let Some(heard) = heard.filter(|_| !self.unheard) {
                 self.runs_from = self.runs_from.max(heard);
@@ -101,9 +101,9 @@ impl Lease {
         }
     }
 
-    /// Converts the send time of a frame to our clock, as if the reference frame had arrived without any delay. The
-    /// reference frame had some delay, which we do not know, and the result is too late by this delay. It is never
-    /// later than `now`.
+    /// Converts the send time of a frame to our clock. The result is the arrival time of the reference frame, plus the
+    /// difference between the send times of the two frames. The result is too late by the delay of the reference frame,
+    /// which we do not know. But it is never later than `now`.
     fn on_our_clock(&mut self, sent_at: PgTimestamp, now: Instant) -> Instant {
         let Some((came, reference)) = self.reference else {
             self.reference = Some((now, sent_at));

@@ -27,11 +27,12 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 /// How long connecting, logging in and starting the replication may take together.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The session's ends of the channels to the caller.
+/// Connects the session's thread to its caller. Each field is one end of a channel; the caller has the other end.
 pub(super) struct SessionChannels {
     pub(super) chunks: mpsc::Sender<Chunk>,
     /// Sends the pid of the walsender, or the reason why the session did not start.
     pub(super) started: oneshot::Sender<Result<i32>>,
+    /// Sends the reason why the session ended.
     pub(super) end: oneshot::Sender<ReplicationError>,
     pub(super) close: oneshot::Receiver<()>,
 }

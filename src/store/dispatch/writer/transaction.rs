@@ -175,12 +175,13 @@ async fn attempt(
     Ok(Attempt::Committed)
 }
 
-/// Returns the positions of those new events of the batch that already have a row.
+/// Returns the positions of the batch's new events that already have a row. The caller does not write these rows again,
+/// because an earlier attempt has written them.
 ///
 /// # Errors
-/// `internal` if the row at an event's position belongs to another event. Without this error, the caller would take
-/// the row for the event's own, and would never record the event. The next session finds the other event's row at this
-/// position, and looks the event up by its id.
+/// `internal` if the row at the position of an event has the id of another event. The earlier attempt has not written
+/// such a row, so the caller must not leave out the event's own row. The error stops the relay. After a restart, the
+/// next session notices the wrong id, and looks the event up by its own id.
 async fn rows_that_are_there(sql: &Sql, batch: &Batch) -> Result<HashSet<EventPosition>> {
     let events = batch.records.iter().flat_map(|record| &record.events);
     let new = events.filter(|event| event.standing == Standing::New);
