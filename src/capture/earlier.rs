@@ -130,8 +130,8 @@ async fn begin(sql: &Sql, at: EventPosition) -> Result<ShiftedTransaction> {
     let last = recorded.max(at.ordinal);
     tracing::warn!(
         commit_lsn = %at.commit.lsn(), ordinal = at.ordinal,
-        "a transaction was decoded with different rows than last time, because the publication was altered \
-         while it was open: looking up its events by their ids"
+        "a transaction was decoded with different rows than last time: looking up its events by their ids. Usually \
+         the publication was altered while the transaction was open, or the server was set back to an earlier state"
     );
     Ok(ShiftedTransaction {
         next: EventPosition {

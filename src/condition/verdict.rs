@@ -167,8 +167,7 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 /// Decides the state. The first item in this list that applies decides:
 ///
 /// - records that come from a later state of this server;
-/// - a slot with which the relay cannot continue, for example a lost slot. This item does not apply if the relay
-///   reports that it recovers, or reports an error that is not about the slot;
+/// - a slot with which the relay cannot continue, unless the relay reports a recovery, or an error of another kind;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;
