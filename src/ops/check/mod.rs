@@ -27,7 +27,7 @@ use slot_manager::{Finding, QualifiedName, Severity};
 
 use super::finding::{finding, from_error};
 use super::prune::{Pruning, require_rights};
-use super::recover::situation::RecoveryReason;
+use super::recover::situation::{ReasonEffect, RecoveryReason};
 use super::{LOCK_TIMEOUT, recover};
 use crate::capture::claim;
 use crate::condition::{Condition, State};
@@ -189,7 +189,10 @@ async fn check_database(
     findings.extend(days::check(sql, settings).await);
     let (mapped, topics) = mappings(sql, settings, &findings).await?;
     findings.extend(mapped);
-    name_grants(sql, settings, &mut findings).await?;
+    let recovers = due
+        .as_ref()
+        .is_some_and(|due| due.effect == ReasonEffect::Recovers);
+    name_grants(sql, settings, recovers, &mut findings).await?;
     Ok((findings, topics))
 }
 
@@ -281,9 +284,15 @@ fn halted(said: &Condition, settings: &Settings, found: &[Finding]) -> Option<Fi
 ///
 /// - If another finding already names the statements, this function only removes the vague findings.
 /// - Otherwise the first vague finding gets the statements, and this function removes the other vague findings.
-/// - If there is no vague finding, this function adds a warning with the statements. It is only a warning, because
-///   the relay can deliver events without the rights.
-async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>) -> Result<()> {
+/// - If there is no vague finding, this function adds a finding with the statements. It is an error if the relay would
+///   recover (`recovers`) and may not compute event ids, because the recovery would then fail. Otherwise it is a
+///   warning, because the relay can deliver events without the rights.
+async fn name_grants(
+    sql: &Sql,
+    settings: &Settings,
+    recovers: bool,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
     let code = Code::PrivilegeMissing;
     let is_vague =
         |found: &Finding| found.code == code.name() && found.remedy.as_deref() == Some(code.hint());
@@ -299,6 +308,17 @@ async fn name_grants(sql: &Sql, settings: &Settings, findings: &mut Vec<Finding>
     let failed = findings.iter().position(is_vague);
     let mut found = match failed {
         Some(failed) => findings.swap_remove(failed),
+        None if recovers
+            && grants
+                .iter()
+                .any(|grant| grant.starts_with("GRANT EXECUTE")) =>
+        {
+            finding(
+                Severity::Error,
+                code.name(),
+                "the role lacks rights that the due recovery needs",
+            )
+        }
         None => finding(
             Severity::Warning,
             code.name(),

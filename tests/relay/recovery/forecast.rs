@@ -161,3 +161,40 @@ async fn an_idle_relay_that_was_killed_recovers_as_check_says_and_a_running_one_
     let relay = Relay::start_with(&database, &host, EXCEPTIONS);
     relay.wait_for_log("kind=\"slot-unproven\"").await;
 }
+
+/// Without the right to compute event ids, the relay can stream, but cannot recover.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_says_that_a_due_recovery_would_stop_without_the_right_to_compute_event_ids() {
+    let database = Database::private().await;
+    let emulator = harness::emulator().await;
+    let host = emulator.addr().to_string();
+    let url = crate::privileges::login_role(&database).await;
+    let as_role = [("DATABASE_URL", url.as_str())];
+    let relay = Relay::start_with(&database, &host, &as_role);
+    insert(&database, 1, 20).await;
+    database.wait_until_confirmed().await;
+    relay.stop().await;
+    database
+        .execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox FROM PUBLIC, postrider_relay")
+        .await;
+    let environment = [
+        ("DATABASE_URL", url.as_str()),
+        ("POSTRIDER_SLOT", database.slot()),
+        ("PUBSUB_PROJECT_ID", "demo"),
+        ("PUBSUB_EMULATOR_HOST", &host),
+    ];
+    let stops = || {
+        let ran = postrider(&["check", "--json"], &environment)
+            .output()
+            .unwrap();
+        let checked: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        let stops = checked["run"]["stops"].as_array().unwrap();
+        stops.iter().any(|code| code == "privilege-missing")
+    };
+    assert!(!stops(), "the relay can stream");
+    database.drop_slot().await;
+    assert!(stops(), "the relay cannot recover");
+    let relay = Relay::start_with(&database, &host, &as_role);
+    relay.wait_for_error("privilege-missing").await;
+    assert_eq!(relay.wait().await.code(), Some(3));
+}
