@@ -82,7 +82,7 @@ async fn migrate(client: &Client) {
 }
 
 /// The migrations after [`MIGRATIONS`]. Some of them create `outbox.capture` and `outbox.replay`.
-const OF_THE_RELAY: [&str; 17] = [
+const OF_THE_RELAY: [&str; 18] = [
     include_str!("../migrations/0006_recovery.sql"),
     include_str!("../migrations/0007_audit.sql"),
     include_str!("../migrations/0008_exceptions.sql"),

@@ -8,7 +8,7 @@ use scratch_postgres::ScratchPostgres;
 use crate::support::{Database, assert_contains, connect, execute, postrider};
 
 /// The number of files in `migrations/`.
-const MIGRATIONS: i64 = 22;
+const MIGRATIONS: i64 = 23;
 
 #[tokio::test]
 async fn a_second_init_changes_nothing_and_says_so() {
