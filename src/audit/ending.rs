@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::{AuditState, AuditSubject, SOON};
-use crate::capture::claim;
+use super::{AuditState, AuditSubject, SOON, former, statements};
+use crate::capture::claim::{self, Captured};
+use crate::capture::detached::DetachedTable;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::recovery::slot_verdict::RecoveryCause;
@@ -34,6 +35,21 @@ impl AuditState {
             }
             found => found.map(|()| false),
         }
+    }
+
+    /// Whether only a recovery can find all missing rows: published events may lack a record, and a partition has rows
+    /// that the stream may have missed, or rows that have just become readable.
+    pub(super) async fn needs_recovery(
+        &self,
+        sql: &Sql,
+        captured: &[Captured],
+        detached: &[DetachedTable],
+        records: RecordKeeping,
+    ) -> Result<bool> {
+        Ok(records.may_lack_records()
+            && (former::any_became_readable(captured, detached)
+                || statements::any_overlooked(sql, &self.subject.tables, captured, records)
+                    .await?))
     }
 
     /// Ends the session, and marks a recovery for the next one.

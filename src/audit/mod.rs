@@ -295,18 +295,15 @@ impl AuditState {
             return Ok(AT_ONCE);
         };
         let (captured, detached) = self.tables(sql).await?;
-        if records.may_lack_records()
-            && (former::any_became_readable(&captured, &detached)
-                || statements::any_overlooked(sql, &self.subject.tables, &captured, records)
-                    .await?)
+        if self
+            .needs_recovery(sql, &captured, &detached, records)
+            .await?
         {
             return self.end_session(sql).await;
         }
         let change = self.has_trace.then_some(fingerprint);
-        if self
-            .notes_gap(sql, change, &captured, records, waiting)
-            .await?
-        {
+        let noted = self.notes_gap(sql, change, &captured, records, waiting);
+        if noted.await? {
             self.waiting = None;
             return Ok(AT_ONCE);
         }

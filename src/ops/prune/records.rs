@@ -88,13 +88,12 @@ pub(super) async fn prune(
         pruned.rows += chunk.gone;
         pruned.of_rows += chunk.of_rows;
         pruned.oldest = rows::earlier(pruned.oldest.take(), chunk.oldest);
-        let step = PruneStep {
+        if !on_step(&PruneStep {
             what: RECORDS,
             examined,
             deleted: pruned.rows,
             share: None,
-        };
-        if !on_step(&step) {
+        }) {
             return Ok((pruned, false));
         }
         // Records are read in commit order, so all later records are young too.
