@@ -2,6 +2,7 @@
 //! floors.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use decoder::Lsn;
 
@@ -28,14 +29,20 @@ impl AuditState {
     /// Returns the ids of the unresolved events in memory. Returns `None` if the audit must wait, because the pipeline
     /// has not read the stream up to `end`. Until then, a row without a record may still arrive in the stream.
     ///
+    /// `reached` says whether the slot has confirmed `end`. It is `None` if our walsender does not read the slot on the
+    /// server that the auditor asks. The audit then waits, because `end` may be a position of another server.
+    ///
     /// If published events may lack a record, the audit compares no rows, and needs no ids. In this case, returns
-    /// `None` until the slot has confirmed `end` (`reached`), and an empty set after that.
+    /// `None` until the slot has confirmed `end`, and an empty set after that.
     pub(super) async fn in_memory(
         &mut self,
         records: RecordKeeping,
         end: Lsn,
-        reached: bool,
+        reached: Option<bool>,
     ) -> Result<Option<UnresolvedIds>> {
+        let Some(reached) = reached else {
+            return Ok(None);
+        };
         if records.may_lack_records() {
             return Ok(reached.then(UnresolvedIds::default));
         }
@@ -60,6 +67,7 @@ impl AuditState {
                 "comparing the tables with outbox.dispatch, because the stream may have left out rows"
             );
         }
+        let began = Instant::now();
         let commit = commit_before(waiting.end);
         let mut ordinal = last_ordinal(sql, [commit]).await? + 1;
         if self.next.commit == commit {
@@ -110,6 +118,7 @@ impl AuditState {
                 "found rows missing from the replication stream: publishing them from the table"
             );
         }
+        self.took = began.elapsed();
         self.compared_to = waiting.xmin;
         if let Some(gap) = &mut self.gap {
             gap.compared_to = Some(waiting.xmin);

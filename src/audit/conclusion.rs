@@ -53,14 +53,15 @@ impl AuditState {
         sql: &Sql,
         waiting: AuditWait,
         compared: ComparedTables,
-        reached: bool,
+        reached: Option<bool>,
     ) -> Result<Duration> {
         if self.may_grow(waiting) {
             self.waiting = None;
             return Ok(SOON);
         }
-        if !(reached && self.is_settled()) {
-            if compared.at.elapsed() < INTERVAL {
+        if !(reached == Some(true) && self.is_settled()) {
+            // The next comparison walks the same rows again, so it must not come too soon after a long one.
+            if compared.at.elapsed() < INTERVAL.max(10 * self.took) {
                 self.compared = Some(compared);
             } else {
                 self.waiting = None;

@@ -43,6 +43,15 @@ impl PossibleGap {
 }
 
 impl AuditState {
+    /// Lets the metrics show that rows may be missing, if the audit has found a trace of a gap, and has not compared the
+    /// tables since.
+    pub(super) fn shows_gap(&self, is_as_it_was: bool) {
+        let gap = self.gap.as_ref();
+        if !is_as_it_was && gap.is_none_or(|gap| gap.compared_to.is_none()) {
+            self.subject.metrics.gap_is_seen();
+        }
+    }
+
     /// Looks for traces of a gap, and notes them in `self.gap`. There are two kinds of traces:
     ///
     /// - The stream may have left out rows of every table, for example because the publication has changed. The caller

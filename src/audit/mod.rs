@@ -159,6 +159,7 @@ pub(crate) fn start(
             events,
             waiting: None,
             compared: None,
+            took: Duration::ZERO,
             settling: None,
             next: EventPosition::default(),
             tops: None,
@@ -207,6 +208,8 @@ struct AuditState {
     waiting: Option<AuditWait>,
     /// What the present audit has found, if it has compared the tables and cannot raise the floors yet.
     compared: Option<ComparedTables>,
+    /// Duration of the latest comparison.
+    took: Duration,
     /// Gets a message when every row that the auditor has sent is resolved. `None` if this has happened, or if the
     /// auditor has sent no row.
     settling: Option<oneshot::Receiver<()>>,
@@ -281,16 +284,11 @@ impl AuditState {
         if !is_as_it_was && self.ends_after_change(sql, records).await? {
             return Ok(SOON);
         }
-        if let Some(compared) = self
-            .compared
-            .take_if(|compared| compared.is_of(fingerprint))
-        {
+        let compared = self.compared.take();
+        if let Some(compared) = compared.filter(|compared| compared.is_of(fingerprint)) {
             return self.conclude(sql, waiting, compared, reached).await;
         }
-        self.compared = None;
-        if !is_as_it_was {
-            self.subject.metrics.gap_is_seen();
-        }
+        self.shows_gap(is_as_it_was);
         let Some(in_memory) = self.in_memory(records, waiting.end, reached).await? else {
             return Ok(AT_ONCE);
         };
@@ -348,7 +346,11 @@ impl AuditState {
 
     /// Reads the results of earlier audits, whether the slot has confirmed `end`, and the state of the
     /// publication.
-    async fn survey(&self, sql: &Sql, end: Lsn) -> Result<(AuditHistory, bool, PublicationState)> {
+    async fn survey(
+        &self,
+        sql: &Sql,
+        end: Lsn,
+    ) -> Result<(AuditHistory, Option<bool>, PublicationState)> {
         let AuditSubject {
             slot,
             publication,

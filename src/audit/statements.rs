@@ -57,14 +57,14 @@ async fn has_overlooked(
     Ok(false)
 }
 
-/// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. Checks the
-/// walsender's pid, because the position of a recreated slot says nothing about our session.
+/// Whether our session, which reads through `walsender`, has confirmed everything up to `end`. `None` if that walsender
+/// does not read the slot on this server, because the position of a recreated slot says nothing about our session.
 pub(super) async fn is_confirmed(
     sql: &Sql,
     slot: &SlotName,
     walsender: i32,
     end: Lsn,
-) -> Result<bool> {
+) -> Result<Option<bool>> {
     let confirmed = slots::confirmed_by_reader(sql, slot, walsender).await?;
-    Ok(confirmed.is_some_and(|confirmed| confirmed >= end))
+    Ok(confirmed.map(|confirmed| confirmed >= end))
 }

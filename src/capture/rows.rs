@@ -235,6 +235,32 @@ pub(crate) async fn find(
     }
 }
 
+/// Whether the table has the row of this event. A table whose id column cannot have this id has no such row.
+///
+/// # Errors
+/// `lock-wait` and other database errors.
+pub(crate) async fn exists(sql: &Sql, reader: &TableReader, event_id: &EventId) -> Result<bool> {
+    let Some(condition) = reader.is_sql(event_id) else {
+        return Ok(false);
+    };
+    let statement = format!(
+        "select from {} e where {condition} limit 1",
+        reader.table_sql()
+    );
+    match sql.query_opt(&statement, &[]).await {
+        Ok(row) => Ok(row.is_some()),
+        // The id has another type, such as text instead of a number.
+        Err(error)
+            if error
+                .code()
+                .is_some_and(|code| code.code().starts_with("22")) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(altered_since(error)),
+    }
+}
+
 /// Reads the row for which `condition` is true, with one statement per column. The values that PostgreSQL
 /// cannot send are marked as unreadable. Returns `None` when the row is gone.
 async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Option<RowValues>> {

@@ -324,8 +324,9 @@ const SUFFIX: &str = "\
 
 /// Resets the floors of all records and replaces their OIDs, because the values from another cluster or from a later
 /// state of this server are not valid here. The next audit or recovery then covers all rows except those that `since`
-/// excludes. With `keeps_detached`, also covers the recorded partitions that are no longer part of their table: the
-/// records come from this database, so the OIDs of these partitions may be valid.
+/// excludes. With `keeps_detached`, also covers the recorded partitions that are no longer part of their table, and
+/// the settled tables, whose rows had an outcome only in the later state: the records come from this database, so the
+/// OIDs of these tables may be valid.
 ///
 /// # Errors
 /// Database errors.
@@ -335,14 +336,16 @@ pub(crate) async fn adopt(sql: &impl GenericClient, keeps_detached: bool) -> Res
              partitions = NULL, unread = '{{}}', since_lsn = NULL, \
              detached = CASE WHEN $1 THEN array( \
                  SELECT DISTINCT o FROM unnest( \
-                     detached || coalesce(string_to_array(partitions, ',')::oid[], '{{}}')) o ORDER BY o) \
+                     detached || coalesce(string_to_array(partitions, ',')::oid[], '{{}}') \
+                         || array(SELECT k::oid FROM jsonb_object_keys(settled) k)) o ORDER BY o) \
                  ELSE '{{}}' END, \
-             settled = CASE WHEN $1 THEN settled ELSE '{{}}' END, \
+             settled = '{{}}', \
              uncaptured = CASE WHEN $1 THEN ( \
                  SELECT coalesce(jsonb_object_agg(u.key, 0), '{{}}') FROM jsonb_each(uncaptured) u) \
                  ELSE '{{}}' END, \
              recorded_from = '0', recovery_progress = NULL, adoptions = adoptions + 1, \
-             id_suffixes = jsonb_build_object(({OID_HERE})::text, {SUFFIX}), table_oid = {OID_HERE}"
+             id_suffixes = CASE WHEN $1 THEN coalesce(id_suffixes, '{{}}') ELSE '{{}}' END \
+                 || jsonb_build_object(({OID_HERE})::text, {SUFFIX}), table_oid = {OID_HERE}"
     );
     sql.execute(&statement, &[&keeps_detached]).await?;
     Ok(())

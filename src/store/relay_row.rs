@@ -31,7 +31,7 @@ pub(crate) use record_keeping::RecordKeeping;
 const SELECT: &str = "\
     SELECT system_identifier, timeline, confirmed_lsn, confirmed_is_final, recovering, dispatch, \
         audited_publication, database_oid, recovery_lsn, recovery_snapshot::text, pruned_at, \
-        (SELECT max(since_lsn) FROM outbox.capture WHERE uncaptured IS NULL AND false), \
+        (SELECT max(since_lsn) FROM outbox.capture WHERE settled IS NULL AND false), \
         recovery_repeated_before \
     FROM outbox.relay WHERE slot = $1";
 

@@ -3,8 +3,9 @@
 //! has the row.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use slot_manager::SlotName;
+use slot_manager::{SlotName, quoted_identifier, table};
 
 use crate::capture::claim;
 use crate::capture::detached::{self, DetachedTable};
@@ -13,7 +14,10 @@ use crate::capture::table::{RowValues, TableReader};
 use crate::error::{Code, Error, Result};
 use crate::event::EventRef;
 use crate::mapping::TableSettings;
-use crate::postgres::Sql;
+use crate::postgres::{Sql, limiting_lock_waits};
+
+/// How long a search waits for a lock on a former table.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of unreadable tables that an error names.
 const NAMED: usize = 3;
@@ -31,7 +35,7 @@ pub(super) struct FormerTables {
     oids: Vec<u32>,
     /// In order of `settled`. An event is usually in the first table that was settled after its commit.
     tables: Vec<(DetachedTable, TableReader)>,
-    /// The tables that our role cannot read, each with the remedy.
+    /// The tables that cannot be searched, each with the reason or the remedy.
     unreadable: Vec<String>,
 }
 
@@ -68,7 +72,16 @@ impl FormerTables {
             if let Some(rows) = table.rows() {
                 let (settings, captured) = (&rows.settings, &rows.captured);
                 let reader = TableReader::resolve(sql, settings, &self.project, captured).await?;
-                self.tables.push((table, reader));
+                let (column, name) = (reader.id_column(), reader.table_sql());
+                let found = table::lookup_column(sql, captured.shape.oid, column).await?;
+                if found.is_some_and(|found| found.is_indexed) {
+                    self.tables.push((table, reader));
+                } else {
+                    // Without an index, each search would read the whole table.
+                    let column = quoted_identifier(column);
+                    let remedy = format!("CREATE INDEX ON {name} ({column})");
+                    self.unreadable.push(format!("{name}: {remedy}"));
+                }
             }
         }
         self.oids = oids;
@@ -89,6 +102,21 @@ impl FormerTables {
         for (table, reader) in &mut self.tables {
             if table.settled.is_some_and(|settled| settled < commit) {
                 continue;
+            }
+            // Somebody may hold a lock on a former table for long, for example to archive it. Other releases wait
+            // for this search, so do not wait for the lock.
+            let search = rows::exists(sql, reader, &origin.event_id);
+            match limiting_lock_waits(sql, LOCK_LIMIT, search).await {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) if error.code() == Code::LockWait => {
+                    let locked = format!("{}: {error}", reader.table_sql());
+                    if !self.unreadable.contains(&locked) {
+                        self.unreadable.push(locked);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
             }
             if let Some(row) = rows::find(sql, reader, &origin.event_id).await? {
                 return Ok(Some((reader, row)));

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use decoder::Lsn;
+use replication::CommitLsn;
 use slot_manager::table::{self, LookupColumn};
 use slot_manager::{cluster, quoted_identifier, quoted_literal};
 use tokio_postgres::Row;
 
 use super::proof::PruneProof;
 use super::{
-    FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, RECORDS, WAITING, rows,
+    FailedAttempts, OnPruneStep, PruneContext, PruneStep, PrunedRecords, Pruning, RECORDS, WAITING,
+    rows,
 };
 use crate::capture::claim::Captured;
 use crate::capture::detached::{self, DetachedTable};
@@ -24,6 +26,9 @@ use crate::store::position;
 /// How long to wait until the slot has passed the deleted rows. A relay that keeps up confirms the end
 /// of the WAL within seconds.
 const WAIT: Duration = Duration::from_secs(20);
+
+/// Minimum number of records that one chunk reads, unless the request asks for fewer.
+const CHUNK_MIN: u32 = 50;
 
 /// Maximum number of former tables that the notes name.
 const NOTES: usize = 3;
@@ -44,23 +49,21 @@ pub(super) async fn prune(
             return Ok((pruned, true));
         }
     };
-    let has_row = match has_row_sql(context, captured).await? {
-        Ok((has_row, notes)) => {
-            pruned.notes = notes;
-            has_row
-        }
+    let kept = match kept_records(context, captured).await? {
+        Ok(kept) => kept,
         Err(why) => {
             pruned.postponed = Some(why);
             return Ok((pruned, true));
         }
     };
+    pruned.notes = kept.notes;
     // Make PostgreSQL look each record up by its key. It might otherwise read the whole table for a hash
     // join.
     context
         .sql
         .batch_execute("SET enable_nestloop = on; SET enable_hashjoin = off")
         .await?;
-    let mut after = EventPosition::default();
+    let mut after = kept.up_to;
     let mut examined = 0;
     // At first, only look for a record to delete. If there is none, there is no need to wait for the slot.
     let mut deletes = false;
@@ -68,9 +71,9 @@ pub(super) async fn prune(
         let statement = pruning::chunk_sql(&pruning::RecordChunkBounds {
             after,
             durable,
-            limit: context.request.chunk,
+            limit: kept.chunk,
             cutoff: context.cutoff.sql(),
-            has_row: &has_row,
+            has_row: &kept.has_row,
             deletes,
         });
         let Some(chunk) = one_chunk(context.sql, &statement).await? else {
@@ -98,7 +101,7 @@ pub(super) async fn prune(
         }
         // Records are read in commit order, so all later records are young too.
         let is_young = chunk.gone == 0 && chunk.young * 2 > chunk.rows;
-        if is_young || chunk.rows < u64::from(context.request.chunk) {
+        if is_young || chunk.rows < u64::from(kept.chunk) {
             return Ok((pruned, true));
         }
         if chunk.gone > 0 && !context.request.is_dry_run() {
@@ -174,15 +177,25 @@ impl RecordChunk {
     }
 }
 
-/// Returns an SQL condition on a row `w` of outbox.dispatch: a captured table or a former table still has the outbox row
-/// of its event. In a dry run, outbox rows that a real run would have deleted do not count. Also returns notes on former
-/// tables whose records all stay.
-///
-/// The inner error says why there is no such condition. All records must then stay.
-async fn has_row_sql(
+/// The records that have to stay, because an outbox row may need them.
+struct KeptRecords {
+    /// An SQL condition on a row `w` of outbox.dispatch: a captured table or a former table may still have the outbox
+    /// row of its event. In a dry run, outbox rows that a real run would have deleted do not count.
+    has_row: String,
+    /// Number of records that one chunk reads. Lower if there are former tables, because each record may be looked up
+    /// in each of them.
+    chunk: u32,
+    /// All records up to this position stay.
+    up_to: EventPosition,
+    /// Notes on former tables whose records all stay.
+    notes: Vec<String>,
+}
+
+/// Finds out which records have to stay. The inner error says why nothing shows it. All records must then stay.
+async fn kept_records(
     context: &PruneContext<'_>,
     captured: &[Captured],
-) -> Result<Result<(String, Vec<String>), String>> {
+) -> Result<Result<KeptRecords, String>> {
     let identities: Vec<&str> = captured
         .iter()
         .map(|captured| captured.record.identity.as_str())
@@ -212,13 +225,48 @@ async fn has_row_sql(
             Err(why) => return Ok(Err(why)),
         }
     }
+    let settled = detached::find_settled(sql, tables, captured).await?;
+    let (mut up_to, mut notes) = (EventPosition::default(), Vec::new());
+    if context.request.who == Pruning::Relay {
+        // All records of these tables' rows are older than the positions at which the tables were settled. The relay
+        // prunes again and again, and would look up the same records each time.
+        let last = settled.iter().filter_map(|table| table.settled).max();
+        up_to.commit = last.map(CommitLsn::new).unwrap_or_default();
+    } else {
+        notes = former_tables(context, &settled, &mut conditions).await?;
+    }
+    for table in detached::find(sql, tables, captured).await? {
+        match of_former_sql(sql, project, &table).await? {
+            Ok(condition) => conditions.extend(condition),
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+    let lookups = u32::try_from(conditions.len()).unwrap_or(u32::MAX);
+    Ok(Ok(KeptRecords {
+        has_row: format!("({})", conditions.join(" or ")),
+        chunk: (context.request.chunk / lookups.max(1)).max(CHUNK_MIN.min(context.request.chunk)),
+        up_to,
+        notes,
+    }))
+}
+
+/// Adds the SQL conditions that the row of the record `w` is in one of these `settled` tables. A table that cannot be
+/// searched keeps all records from before the position at which it was settled, because all records of its rows are
+/// older. Returns notes on these tables.
+async fn former_tables(
+    context: &PruneContext<'_>,
+    settled: &[DetachedTable],
+    conditions: &mut Vec<String>,
+) -> Result<Vec<String>> {
+    let project = context.settings.project().unwrap_or("none");
     let mut unsearched: Vec<(Lsn, String)> = Vec::new();
-    for table in detached::find_all(sql, tables, captured).await? {
-        match (of_former_sql(sql, project, &table).await?, table.settled) {
+    for table in settled {
+        match (
+            of_former_sql(context.sql, project, table).await?,
+            table.settled,
+        ) {
             (Ok(condition), _) => conditions.extend(condition),
-            (Err(why), None) => return Ok(Err(why)),
-            // All records of the table's rows are older than the position at which the table was settled.
-            (Err(why), Some(settled)) => unsearched.push((settled, why)),
+            (Err(why), settled) => unsearched.push((settled.unwrap_or_default(), why)),
         }
     }
     let last = unsearched.iter().map(|(settled, _)| *settled).max();
@@ -232,7 +280,7 @@ async fn has_row_sql(
     if let Some(last) = last {
         notes.push(format!("so the old records from before {last} stay"));
     }
-    Ok(Ok((format!("({})", conditions.join(" or ")), notes)))
+    Ok(notes)
 }
 
 /// Returns the SQL condition that the row of the record `w` is in this former table. `None` if the table is gone. The

@@ -119,6 +119,9 @@ async fn tables(
     }
     for captured in known.iter_mut().filter(|_| situation.is_foreign()) {
         captured.record.is_adopted = true;
+        // The rows of these tables had an outcome in the later state, but may have none in this one.
+        let settled = std::mem::take(&mut captured.record.settled);
+        captured.record.detached.extend(settled.into_keys());
     }
     let detached = if situation.is_foreign() && !situation.is_of_a_later_state() {
         // The recorded OIDs belong to another cluster, so they cannot identify detached partitions
