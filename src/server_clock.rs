@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use decoder::PgTimestamp;
 
-/// The estimate divides the time into periods of this length. It uses the frame with the smallest delay in the current
-/// and the previous period. So a frame counts for one to two periods, and the estimate follows a clock that drifts. A
-/// period lasts longer if no frame arrives. If an answer of the server contradicts the estimate, the earlier frames
-/// stop counting at once.
+/// Length of a period. The estimate uses the frame with the smallest delay in the current and the previous period.
+/// Older frames do not count, so that the estimate can follow a clock that drifts.
+///
+/// Only a frame ends a period, so a period lasts longer if no frame arrives. If an answer of the server contradicts the
+/// estimate, the answer replaces all earlier frames.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// Maximum time by which the estimate may be ahead of an answer of the server. Servers adjust their clocks by

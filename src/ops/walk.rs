@@ -292,8 +292,8 @@ impl<'a> TableWalk<'a> {
         )
     }
 
-    /// Returns an SQL expression for the names of the first [`NAMED`] rows that fulfil the SQL condition `which`. In
-    /// both, `j` is a row of the page with its verdict.
+    /// Returns an SQL expression for the names of the first [`NAMED`] rows of the page that meet the SQL condition
+    /// `which`. The expression and the condition refer to a row and its verdict as `j`.
     fn names_sql(&self, which: &str) -> String {
         let name = self.name_sql();
         format!(

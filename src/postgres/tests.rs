@@ -238,7 +238,7 @@ async fn man_in_the_middle(server: &ScratchPostgres, authority: &Authority) -> u
     tokio::spawn(async move {
         loop {
             let (client, _) = listener.accept().await.unwrap();
-            // Ignore the result, because it is visible at the client and the server.
+            // Ignore the result. If `pass_on` fails, it closes the connection, and the client under test gets an error.
             tokio::spawn(pass_on(client, acceptor.clone(), server, connector.clone()));
         }
     });

@@ -136,8 +136,9 @@ pub(crate) enum RecoveryCause {
     FirstStart(Start),
     /// A new table is captured from now on, and its existing rows must be published too (`start = all`).
     TableAdded,
-    /// The settings name another table of the partition tree of a captured table. In the stream, the older rows have
-    /// the name of the earlier table, which is no longer in the settings, so the relay cannot publish them from there.
+    /// The settings name another table of the same partition tree than before. The stream still contains rows under
+    /// the name of the earlier table. The relay cannot publish these rows from the stream, because the settings no
+    /// longer contain the earlier table. So a recovery publishes them from the tables.
     OtherTable,
     /// The slot was in use before, and no longer exists.
     SlotMissing,

@@ -46,7 +46,8 @@ impl SessionRunner {
                     troubles.opening_continues();
                     is_locked = false;
                 }
-                // A failed check says nothing about the session, so the last report stays.
+                // `Ok(None)`: there is no report to withdraw. `Err(_)`: the check failed and says nothing about the
+                // session, so the report of the last successful check stays.
                 Ok(None) | Err(_) => {}
             }
             self.write_wait(&mut said).await;

@@ -88,7 +88,8 @@ pub(super) async fn mark_for_recovery(
             return Ok(None);
         }
         let mut wrong_publication = publication.check(&sql).await.err();
-        // Rows that lack a column still lack it when the publication is right again. So mark the slot now.
+        // A wrong publication usually has to be corrected before the slot is marked. But if rows in the stream lack a
+        // column, a corrected publication does not add the column to them. So mark the slot at once in this case.
         let marks_anyway = is_of_columns(&ended) && settings.slot_on_loss == OnLoss::Recover;
         if !marks_anyway && let Some(error) = wrong_publication.take() {
             return Err(error);

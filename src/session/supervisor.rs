@@ -156,9 +156,11 @@ struct Watcher {
     delivered: u64,
     lag: LagTrend,
     standby_slots: StandbySlots,
-    /// The condition that the supervisor last wrote to the relay's row or left to the dispatch writer, and the time.
-    /// `Some((None, _))`: delivery worked. `None`: the supervisor has done neither yet, so the row may still contain
-    /// the condition that the relay wrote while it opened this session.
+    /// The condition that the supervisor last wrote to the relay's row, or asked the dispatch writer to write, and the
+    /// time. The inner `None` says that delivery was neither held up nor late.
+    ///
+    /// The outer `None` says that the supervisor has not written a condition yet. The row may still contain the
+    /// condition that the relay wrote while it opened this session.
     said: Option<(Option<Condition>, Instant)>,
 }
 
@@ -327,13 +329,13 @@ impl Watcher {
         }
     }
 
-    /// Whether no write is needed, because the last written condition agrees with the present condition `now`. Either
-    /// condition is `None` if delivery is neither held up nor late.
+    /// Whether no write is needed, because the present condition `now` agrees with the last written condition. A
+    /// condition is `None` if delivery is neither held up nor late. The two agree in these cases:
     ///
-    /// - If both conditions are `None`, they agree as long as the last write is recent.
-    /// - If both exist, [`Occasion::Look`] compares only the state and the code.
-    /// - If both exist, [`Occasion::Poll`] compares everything except figures. The number of waiting events must be
-    ///   equal too, and the last write must be recent.
+    /// - Both are `None`, and the last write is recent.
+    /// - Both exist, the occasion is [`Occasion::Look`], and they have the same state and code.
+    /// - Both exist, the occasion is [`Occasion::Poll`], and the last write is recent. The number of waiting events is
+    ///   the only figure in which they must not differ.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

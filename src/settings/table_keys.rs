@@ -11,9 +11,9 @@ pub enum TableKeyKind {
     Plain(SettingKind),
     /// A list of strings.
     List,
-    /// A table with arbitrary keys, whose values are strings.
+    /// A TOML table with arbitrary keys, whose values are strings.
     Texts,
-    /// A table with the names of [`COLUMN_KEYS`].
+    /// A TOML table with the settings in [`COLUMN_KEYS`].
     Columns,
 }
 

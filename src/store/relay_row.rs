@@ -39,16 +39,16 @@ const SELECT: &str = "\
 /// publishes anything. Only the auditor or a recovery changes the mode back to `full`, once all events that were
 /// published without a row are below the floor.
 ///
-/// The column `audited_publication` identifies the publication at the last audit. The statement sets the column:
+/// `audited_publication` identifies the publication at the last audit. In an old row, the first matching rule applies:
 ///
-/// - to NULL if the slot may have missed events (`$6`). The auditor then compares all rows.
-/// - to `$10` if the column is NULL and the slot has missed nothing.
-/// - to `'wrong'` if the column has another value than `$8`, the publication of this session. This session might miss
-///   rows and stop before its first audit. The mark `'wrong'` tells a later session, even one with the earlier
-///   publication, that rows may be missing.
+/// - The slot may have missed events (`$6`): set NULL, so that the auditor compares all rows.
+/// - The column is NULL: set `$10`, as in a new row.
+/// - The column differs from `$8`, the publication of this session: set `'wrong'`. This session may miss rows, and end
+///   before its first audit. `'wrong'` tells a later session that rows may be missing, even if that session has the
+///   earlier publication.
 ///
-/// A check that finds a fault in the publication writes `''`. An audit may overwrite an old `''`, but must keep a `''`
-/// that a check writes during the audit. To tell the two apart, this statement replaces an old `''` by `'wrong'`.
+/// A check that finds a fault in the publication writes `''`. An audit must not overwrite a `''` from a check that ran
+/// at the same time. So this statement also replaces an old `''` by `'wrong'`, and every `''` is from this session.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \

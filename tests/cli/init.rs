@@ -342,7 +342,7 @@ impl Own {
             .await
     }
 
-    /// Runs the SQL statement with which the remedy of a finding begins.
+    /// Follows the first step of the finding's remedy, which is an SQL statement.
     async fn follow(&self, finding: &serde_json::Value) {
         let remedy = finding["remedy"].as_str().unwrap();
         let (statement, rest) = remedy.split_once("; then ").unwrap();

@@ -233,8 +233,8 @@ async fn ages_are_right_again_soon_after_the_clock_of_the_server_has_jumped() {
             offset.replace('h', "")
         );
         assert!(database.number(&jumped).await < 60, "{offset}");
-        // The ages of events from before the jump would be wrong, but all of these events are recorded.
-        // The relay learns the new time from its next poll. Until then it may report any age.
+        // The relay learns the new time from its next poll, and may report any age before this poll. Commit times from
+        // before the jump would give wrong ages even afterwards, but no event from before the jump still waits.
         eventually("the relay knows the new time", || async {
             insert_orders(&database, 1, 1).await;
             database.wait_until_recorded().await;

@@ -1,36 +1,46 @@
 //! Deletes old events that have a final outcome, and old records that nobody needs.
 //!
-//! [`proof`] decides from the state of the slot what may be deleted. [`days`] drops the daily partitions
-//! whose rows may all be deleted, [`rows`] deletes the other rows of the outbox tables, and after that
-//! [`records`] deletes rows of outbox.dispatch. Rows and records are deleted in chunks: one short transaction
-//! each, along an index, with a pause in between. So an operator may stop the command between two chunks. The
-//! next run continues there.
+//! A record is a row of outbox.dispatch. A run has four steps:
+//!
+//! 1. [`proof`] decides from the state of the slot what may be deleted.
+//! 2. [`days`] drops the daily partitions whose rows may all be deleted.
+//! 3. [`rows`] deletes rows of the other partitions and tables.
+//! 4. [`records`] deletes records.
+//!
+//! Steps 3 and 4 delete in chunks along an index. Each chunk is one short transaction, and a pause follows it. So an
+//! operator may stop the command between two chunks, and a later run deletes the rest.
 //!
 //! **An outbox row with a record may be deleted** if all of these conditions hold:
 //!
 //! - The event is published or discarded, and its record is older than the retention.
-//! - The commit of the event is below the confirmed position.
-//! - The transaction of the row is below the floor of its table. A recovery with `dispatch = exceptions` needs every
-//!   other row, because it publishes all rows from the floor on again.
+//! - The commit of the event is below the confirmed position of the slot.
+//! - The transaction of the row is below the floor of its table. A recovery with `dispatch = exceptions` publishes all
+//!   rows from the floor on again, so these rows must stay.
 //!
-//! The last two conditions cannot be checked if the slot's position proves nothing, for example because the slot is
-//! lost. With `dispatch = full`, the first condition is then enough for a row, and no record is deleted. With
-//! `dispatch = exceptions`, nothing is deleted.
+//! If the slot is lost or has another fault, its confirmed position proves nothing about events. The dispatch mode
+//! decides what is deleted in this case:
+//!
+//! - `dispatch = full`: every row that meets the first condition, and no record.
+//! - `dispatch = exceptions`: nothing.
 //!
 //! **An outbox row without a record** may belong to an event that was published with `dispatch = exceptions`. The row
-//! may be deleted if the event is older than the retention, and the transaction of the row is below the floor that the
-//! table had while this mode was set.
+//! may be deleted if both of these conditions hold:
+//!
+//! - The event is older than the retention.
+//! - The transaction of the row is below the floor of its table. If the relay has changed to `dispatch = full` since,
+//!   the floor at the time of this change counts.
 //!
 //! **A record may be deleted** if all of these conditions hold:
 //!
 //! - The event is published or discarded, and its record is older than the retention.
-//! - The outbox row of the event is in no captured table, and in no former table, such as a detached partition.
-//!   Otherwise the auditor or a recovery would find the row without a record, and publish it again, in a former table
-//!   after the table is attached again.
-//! - The commit of the event is below `restart_lsn`, which is at most the confirmed position. After a crash, PostgreSQL
-//!   may return to an older confirmed position and send later events again, but no event below `restart_lsn`.
-//! - The outbox row was deleted, and the slot has then confirmed the WAL up to the deletion. If an update moved the row
-//!   to another partition earlier, the slot streams the row a second time. Only the record then shows that the event
+//! - The outbox row of the event is in no captured table. Without the record, the auditor or a recovery would publish
+//!   the row again.
+//! - The outbox row is in no former table either, such as a detached partition, because a former table may be attached
+//!   again.
+//! - The commit of the event is below the slot's `restart_lsn`. After a crash, PostgreSQL may return to an older
+//!   confirmed position, and send later events again. But it sends no event below `restart_lsn`.
+//! - The slot has confirmed the WAL up to the deletion of the outbox row. An update may have moved the row to another
+//!   partition before its deletion. The slot streams such a row a second time, and only the record shows that the event
 //!   was published.
 //!
 //! The reasons are in docs/adr/0032-pruning.md and, for partitions, docs/adr/0037-daily-partitions.md.

@@ -179,11 +179,11 @@ impl RecordChunk {
 
 /// The records that have to stay, because an outbox row may need them.
 struct KeptRecords {
-    /// An SQL condition on a row `w` of outbox.dispatch: a captured table or a former table may still have the outbox
-    /// row of its event. In a dry run, outbox rows that a real run would have deleted do not count.
+    /// An SQL condition on a record `w`: a captured table or a former table may still contain the outbox row of the
+    /// record's event. In a dry run, outbox rows that a real run would have deleted do not count.
     has_row: String,
-    /// Number of records that one chunk reads. Lower if there are former tables, because each record may be looked up
-    /// in each of them.
+    /// Number of records that one chunk reads. The number is lower if there are several tables, because PostgreSQL may
+    /// look up each record in each table.
     chunk: u32,
     /// All records up to this position stay.
     up_to: EventPosition,
@@ -191,7 +191,8 @@ struct KeptRecords {
     notes: Vec<String>,
 }
 
-/// Finds out which records have to stay. The inner error says why nothing shows it. All records must then stay.
+/// Finds out which records have to stay. The inner error says why the relay cannot find this out. In this case, all
+/// records must stay.
 async fn kept_records(
     context: &PruneContext<'_>,
     captured: &[Captured],
@@ -315,9 +316,11 @@ fn before_sql(settled: Lsn) -> String {
     format!("w.commit_lsn < '{settled}'::pg_lsn")
 }
 
-/// Returns an SQL condition on a row `w` of outbox.dispatch: this table has the outbox row `e` of its event, and `e`
-/// meets the SQL condition `condition`. The inner error says that the table has no index by which PostgreSQL could look
-/// up the outbox row.
+/// Returns an SQL condition on a record `w`, which is a row of outbox.dispatch. The condition is true if the table
+/// contains the outbox row of the record's event, and this outbox row, `e`, meets the SQL condition `condition`.
+///
+/// If PostgreSQL cannot look up outbox rows by an index, the condition is true for all records of the table. If the
+/// records do not show which table they belong to, the function returns the inner error instead.
 ///
 /// `offset 0` makes PostgreSQL look up the outbox row of each record, instead of reading the whole table at once.
 pub(in crate::ops) async fn exists_sql(

@@ -109,8 +109,11 @@ pub(super) fn verdict_sql(context: &PruneContext<'_>, captured: &Captured) -> St
     )
 }
 
-/// Returns an SQL condition on an outbox row `e` and its record `w`: a real run keeps the row, by the rules of
-/// [`verdict_sql`]. Contains only the rules for old records with a final outcome, because other records stay anyway.
+/// Returns the SQL condition that a real run keeps the outbox row `e`, by the rules of [`verdict_sql`]. `w` is the
+/// record of the row.
+///
+/// The condition is valid only if the record is older than the retention, and its event is published or discarded.
+/// Pruning keeps all other records, whether their outbox rows stay or not.
 pub(super) fn stays_sql(context: &PruneContext<'_>, captured: &Captured) -> String {
     let PruneProof::Slot { confirmed, .. } = &context.proof else {
         return "false".to_owned();

@@ -91,8 +91,9 @@ pub(crate) struct FoundSlot<'a> {
     /// The time from which `lag_seconds` is measured: `commit` or `occurred_at`.
     lag_seconds_by: Option<AgeClock>,
     pending_events: Option<u64>,
-    /// Whether there may be more waiting events, and older ones, because only a part of a table was read.
-    /// `None` if the number of waiting events is unknown.
+    /// Whether `pending_events` may be too low, because the command has read only a part of a table. The rest of the
+    /// table may contain waiting events, and some of them may be older than the counted ones. `None` if
+    /// `pending_events` is unknown.
     pending_is_lower_bound: Option<bool>,
     held_back_by: &'a [WalHolder],
     relay: &'a Option<RelayRow>,

@@ -70,13 +70,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Delivers a moved row. Skips the row in three cases: its event has an outcome already, this session is already
-    /// sending the event because of an earlier move, or the auditor has read the row from the table.
+    /// Delivers a moved row. Skips the row, and counts it as resolved, in these cases:
     ///
-    /// In the last two cases, the row counts as resolved at once. This is safe after an earlier move, because the relay
-    /// confirms positions in order: it confirms this row only after the earlier move, and the earlier move only after
-    /// the event's outcome. It is safe after the auditor, because an event from the table keeps the floor of its table
-    /// from rising.
+    /// - The event has an outcome already.
+    /// - This session is already sending the event because of an earlier move of the row. The event may still fail. But
+    ///   the relay confirms positions in order, and does not confirm the earlier move before the event has an outcome.
+    ///   So it cannot confirm this later move before either.
+    /// - The auditor has read the row from the table, and the event has no outcome yet. Until the outcome, the floor of
+    ///   the table does not rise, so a later audit would find the row again.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;

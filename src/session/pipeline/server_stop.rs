@@ -40,7 +40,12 @@ pub(in crate::session) struct ServerStop {
     steps: u64,
     /// The last progress of the session, and its time. `None` until the server shuts down.
     last: Option<(StopProgress, Instant)>,
-    /// When the confirmable position last moved, or when the server began to shut down. `None` until then.
+    /// The start of the period that [`LONGEST`] limits. `None` until the server shuts down. The start is the latest of
+    /// these times:
+    ///
+    /// - The server began to shut down.
+    /// - The confirmable position moved.
+    /// - The server last had nothing to wait for.
     moved: Option<Instant>,
 }
 

@@ -61,8 +61,8 @@ const MAX_SETTLED: i64 = 256;
 pub(crate) struct Resolved<'a> {
     pub(crate) identity: &'a str,
     pub(crate) floor: u64,
-    /// A `seq` up to which rows usually belong to transactions before the floor, together with the
-    /// sequence that fills the column `seq`.
+    /// A value of the column `seq`, and the name of the sequence that fills this column. Scans start at this value,
+    /// because rows with a lower `seq` usually belong to transactions before the floor.
     pub(crate) floor_seq: Option<(i64, &'a str)>,
     pub(crate) partitions: Option<&'a str>,
     /// Former partitions that have no unresolved rows left, or no longer exist. The record forgets those that no

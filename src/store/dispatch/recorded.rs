@@ -4,16 +4,16 @@
 //! read the rows after the slot's position page by page, just ahead of the stream. Only one page is in
 //! memory, however many rows there are.
 //!
-//! If all published events have a row, the relay skips every event with a row. If published events may lack a row
-//! ([`RecordKeeping`]), the relay cannot tell them from new events, and publishes them again after a restart. The
-//! repeated events of a key must be complete and in order. So the relay then also repeats the published events that
-//! do have a row, for example because they were in quarantine before. It skips only events that are in quarantine or
-//! discarded.
+//! Which events the relay skips depends on whether every published event has a row ([`RecordKeeping`]):
 //!
-//! PostgreSQL may decode a transaction differently the second time. If somebody altered the publication while the
-//! transaction was open, PostgreSQL may send more or fewer rows of the transaction. Their number depends on what the
-//! same replication session decoded before. The events then have other ordinals than the first time, and a dispatch
-//! row may be at the position of another event. We look an event up by its id in two cases:
+//! - Every published event has a row: the relay skips all events with a row.
+//! - Published events may lack a row: the relay skips only events that are in quarantine or discarded. It cannot tell
+//!   a published event without a row from a new event, so it publishes such events again after a restart. The repeated
+//!   events of a key must be complete and in order. So the relay also repeats the published events that have a row.
+//!
+//! A later session may receive more or fewer rows of a transaction than an earlier session did. This happens if
+//! somebody altered the publication while the transaction was open. The events have other ordinals in this case, and a
+//! dispatch row may be at the position of another event. We look an event up by its id in two cases:
 //!
 //! - The row at the event's position belongs to another event.
 //! - The page contains the event's row at another position.

@@ -170,7 +170,7 @@ pub(crate) async fn write_unfinished(
     }
 }
 
-/// Removes the mark when a recovery has finished: every event that its slot does not stream is resolved.
+/// Removes the mark at the end of a recovery. The caller has resolved every event that the slot does not stream.
 /// `consistent_point` identifies the recovery. Returns false, and keeps the mark, if the slot was marked again
 /// in the meantime.
 pub(crate) async fn recovered(

@@ -15,8 +15,8 @@ use crate::privileges::login_role;
 const HISTORY: u32 = 200_000;
 /// How long the relay may take until it streams.
 const STREAMS_WITHIN: Duration = Duration::from_secs(2);
-/// How many first starts a test tries. One success is enough, because other programs may keep the machine
-/// busy during the others.
+/// Maximum number of first starts that a test tries. One fast start is enough, because a slow start may be
+/// the fault of other programs on the machine.
 const BUSY_STARTS: u32 = 5;
 
 /// Watches the sessions of the relay until a message arrives in `until`. Returns every transaction that was open for

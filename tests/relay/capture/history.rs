@@ -339,7 +339,8 @@ async fn a_random_history_across_the_wraparound_publishes_what_the_model_says() 
     histories(across(Kind::Events).without_records(), &[14]).await;
 }
 
-/// The seed also chooses the table and the mode. CI skips this test, because every run of CI plays the same histories.
+/// The seed also chooses the table and the mode. CI skips this test unless a seed is given, so that all CI runs play
+/// the same histories.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_history_with_a_new_seed_publishes_what_the_model_says() {
     if asked_seed().is_none() && std::env::var_os("CI").is_some() {

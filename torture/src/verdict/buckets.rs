@@ -18,11 +18,11 @@ pub(super) fn key(aggregate: &str, buckets: u64) -> String {
     format!("bucket-{}", hash % buckets)
 }
 
-/// Splits each request wherever the aggregate changes, so that the judges can check the order of each aggregate. The
-/// key of each part is its aggregate.
+/// Splits each request into parts wherever the aggregate changes. The key of a part is its aggregate, so the judges
+/// can check the order of each aggregate.
 ///
-/// If an event was published under the key of a wrong bucket, the key of its part is made from that wrong key
-/// instead. The judges expect no events under such a key, so they report the event.
+/// An event with an unexpected ordering key gets into a part with the key `sent as <ordering key>`. The judges expect
+/// no events under such a key, so they report the event.
 pub(super) fn apart(evidence: &Evidence, attempts: &[Attempt]) -> Vec<Attempt> {
     let events = evidence.events.iter();
     let events: HashMap<&str, &Event> = events.map(|event| (event.id.as_str(), event)).collect();

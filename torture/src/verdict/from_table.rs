@@ -167,16 +167,15 @@ fn was_open(evidence: &Evidence, event: &Event) -> bool {
     })
 }
 
-/// Returns the events that the relay may have published first from the stream, and later again from their table. The
-/// value for each event is a time from which on the stream may have omitted the event: the start of a session that
-/// began between the first and the last copy.
+/// Returns the events that the relay may have published twice, first from the stream and later from their table. Maps
+/// each event to the start of the first session that began between the first and the last copy of the event. This
+/// session and later ones may have received no row of the event from PostgreSQL.
 ///
-/// Only events of transactions that were open while the publication was altered can be published in this way:
+/// Only an event whose transaction was open while the publication was altered can be published in this way:
 ///
 /// 1. PostgreSQL sends the row to one session. This session publishes the row, but ends before the event is recorded.
 /// 2. PostgreSQL omits the row in the next session.
-/// 3. The relay reads the row from its table, together with rows that no session has streamed, and publishes it
-///    again.
+/// 3. The relay reads the row from its table, and publishes it again.
 pub(super) fn repeated_from_table(evidence: &Evidence) -> HashMap<&str, Duration> {
     let mut copies: HashMap<&str, (Duration, Duration)> = HashMap::new();
     for attempt in evidence

@@ -130,9 +130,10 @@ fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<At
     attempts.iter().map(only).collect()
 }
 
-/// Finds late events that came before an earlier event of their key. A late event may come after events with higher
-/// versions, but it must not come before an event with a lower version. The function does not compare two late events
-/// with each other, because their order is checked as a separate stream.
+/// Finds late events that were published before an event of their key with a lower version. Late events may be
+/// published after events with higher versions, but not before events with lower versions.
+///
+/// The function does not compare two late events, because [`check_attempts`] checks their order as a separate stream.
 fn too_early(evidence: &Evidence, attempts: &[Attempt], late: &HashSet<&str>) -> Vec<Violation> {
     let first = first_copies(attempts);
     let mut violations = Vec::new();
