@@ -352,6 +352,28 @@ async fn on_an_older_schema_a_relay_stops_before_it_stands_by_and_the_commands_w
     }
 }
 
+/// Only the newest column of `outbox.capture` is missing, as if the latest migration had not been applied. Without the
+/// check, the second relay would stand by, and stop only when the first relay has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_stops_before_it_stands_by_if_only_the_latest_migration_is_missing() {
+    let database = Database::start().await;
+    let emulator = harness::emulator().await;
+    let _relay = Relay::start(&database, &emulator);
+    insert_orders(&database, 10, 5).await;
+    database.wait_until_recorded().await;
+    let newest = database
+        .text(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox.capture'::regclass \
+             AND attnum > 0 ORDER BY attnum DESC LIMIT 1",
+        )
+        .await;
+    database
+        .execute(&format!("ALTER TABLE outbox.capture DROP COLUMN {newest}"))
+        .await;
+    let second = Relay::start(&database, &emulator);
+    second.wait_for_error("schema-missing").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_stops_the_relay_is_still_known_after_its_end() {
     let database = Database::start().await;
