@@ -43,14 +43,15 @@ fn the_default_settings_render_the_files_unchanged() {
             TABLE_OIDS,
             EARLIER_MESSAGES,
             RECOVERY_PROGRESS,
-            UNCAPTURED
+            UNCAPTURED,
+            SETTLED
         ]
     );
     let versions: Vec<i32> = rendered.iter().map(|m| m.version).collect();
     assert_eq!(
         versions,
         [
-            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23
+            1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24
         ]
     );
 }
