@@ -15,6 +15,7 @@ use crate::capture::claim::Captured;
 use crate::error::Result;
 use crate::postgres::{Sql, own_transaction_id};
 use crate::store::relay_row::RecordKeeping;
+use crate::store::relay_row::audits::AuditHistory;
 
 /// A gap that has left a trace in the catalogue.
 #[derive(Debug)]
@@ -43,11 +44,17 @@ impl PossibleGap {
 }
 
 impl AuditState {
-    /// Lets the metrics show that rows may be missing, if the audit has found a trace of a gap, and has not compared the
-    /// tables since.
-    pub(super) fn shows_gap(&self, is_as_it_was: bool) {
+    /// Lets the views show that rows may be missing, if the publication or a captured table has changed since the last
+    /// audit, and the auditor has not compared the tables since. Shows nothing if no audit is known: before the first
+    /// audit, or after a crash of the relay, nothing indicates that rows are missing.
+    pub(super) fn shows_gap(&self, earlier: &AuditHistory, fingerprint: &str) {
+        let known = earlier
+            .publication
+            .as_deref()
+            .filter(|known| !known.is_empty());
+        let has_changed = known.is_some_and(|known| known != fingerprint);
         let gap = self.gap.as_ref();
-        if !is_as_it_was && gap.is_none_or(|gap| gap.compared_to.is_none()) {
+        if has_changed && gap.is_none_or(|gap| gap.compared_to.is_none()) {
             self.subject.metrics.gap_is_seen();
         }
     }

@@ -288,7 +288,7 @@ impl AuditState {
         if let Some(compared) = compared.filter(|compared| compared.is_of(fingerprint)) {
             return self.conclude(sql, waiting, compared, reached).await;
         }
-        self.shows_gap(is_as_it_was);
+        self.shows_gap(&earlier, fingerprint);
         let Some(in_memory) = self.in_memory(records, waiting.end, reached).await? else {
             return Ok(AT_ONCE);
         };
