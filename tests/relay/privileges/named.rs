@@ -48,8 +48,9 @@ async fn a_right_that_is_revoked_while_the_relay_runs_is_named_in_the_log_and_in
         database.execute(&restore).await;
     }
     // A running relay continues without these rights, so the missing right shows only in its log.
+    // The first audit needs both rights: SELECT to compare the rows, and then UPDATE to raise the floor.
     let relay = Relay::start_with(&database, &host, &environment);
-    for (right, table) in [("UPDATE", "outbox.relay"), ("SELECT", "outbox.events")] {
+    for (right, table) in [("SELECT", "outbox.events"), ("UPDATE", "outbox.relay")] {
         insert_orders(&database, 5, 5).await;
         database.wait_until_recorded().await;
         let (revoke, restore) = revoke_and_grant(right, table);
