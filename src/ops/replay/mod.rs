@@ -15,12 +15,15 @@
 mod release;
 mod select;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use slot_manager::{activity, cluster};
 
 pub(crate) use crate::store::replay::ReplayRow;
 pub(crate) use select::ReplaySelection;
 
+use super::progress;
 use super::since::Since;
 use crate::error::{Code, Error, Result};
 use crate::mapping::fnv1a_64;
@@ -53,6 +56,11 @@ pub(crate) struct ReplayCriteria {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) to_lsn: Option<String>,
 }
+
+/// Maximum time to wait for the records of the events that were committed before the replay. A relay that keeps up
+/// needs less than two seconds. With an event that waits for long, for example for a missing topic, the slot confirms
+/// nothing, so the replay then begins without waiting longer.
+const RECORDED_WAIT: Duration = Duration::from_secs(5);
 
 /// The progress of a replay.
 #[derive(Debug)]
@@ -192,6 +200,9 @@ pub(crate) async fn run(
             let what = "cannot read the criteria of the replay";
             Error::new(Code::SettingInvalid, what).caused_by(e)
         })?;
+        // Events that are not recorded yet cannot be selected. If the selection read the records meanwhile, it could
+        // leave out an event of a key and select a later one.
+        progress::wait_until_confirmed(sql, &settings.slot, row.until, RECORDED_WAIT).await?;
         let name = Some(row.name.as_str());
         let found = select::run(sql, settings, &criteria, row.until, name, on_step).await?;
         if !found.finished {
