@@ -1,9 +1,12 @@
 //! Reads how far the relay's records reach: the highest transaction ids and the last WAL position that they name.
 //!
-//! On one server, a transaction can only name transactions that have begun before it has its own id, and WAL that
-//! is written before its own WAL. A restored record breaks this rule if the server was set back to an earlier
-//! state before: the restore is then an early transaction that writes a late id. The rule stays broken however
-//! many transactions follow, until an `UPDATE` writes the record again.
+//! Each id in a record is the oldest transaction that was running at some time (`xmin` of a snapshot). So on one server,
+//! no such id is later than the id of the transaction that writes the record: if that transaction has begun earlier, it
+//! was running itself at that time. In the same way, a record names no WAL that is written after its own WAL.
+//!
+//! A restored record breaks this rule if the server was set back to an earlier state before: the restore is then an
+//! early transaction that writes a late id. The rule stays broken however many transactions follow, until an `UPDATE`
+//! writes the record again.
 //!
 //! Not here: what follows from the facts (`recovery::foreign_records`).
 
@@ -23,12 +26,12 @@ const NAMED_IDS: &str = "\
     FROM ( \
         SELECT 'outbox.capture (' || c.identity || ')', greatest( \
             c.floor::text::bigint, c.recorded_from::text::bigint, \
-            coalesce(pg_snapshot_xmax(c.since)::text::bigint, 0), \
+            coalesce(pg_snapshot_xmin(c.since)::text::bigint, 0), \
             coalesce((SELECT max(f.value::bigint) FROM jsonb_each_text(c.unread || c.uncaptured) f), 0), \
             coalesce((c.recovery_progress ->> 'below')::bigint, 0)), c.xmin::text::bigint \
         FROM outbox.capture c \
         UNION ALL \
-        SELECT 'outbox.relay', coalesce(pg_snapshot_xmax(r.recovery_snapshot)::text::bigint, 0), \
+        SELECT 'outbox.relay', coalesce(pg_snapshot_xmin(r.recovery_snapshot)::text::bigint, 0), \
             r.xmin::text::bigint \
         FROM outbox.relay r WHERE r.slot = $1 \
         ) named (what, highest, writer), \

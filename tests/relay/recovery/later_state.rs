@@ -277,3 +277,44 @@ async fn records_of_a_later_state_are_refused_whichever_of_them_were_restored() 
     database.wait_until_recorded().await;
     assert_eq!(recorded(database).await, 40, "{}", relay.log());
 }
+
+/// A long transaction, such as a migration, has an older id than `since` of the record that it writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_transaction_that_writes_a_newer_record_stops_no_relay() {
+    let (database, emulator) = served_by(Database::private().await).await;
+    database
+        .execute(
+            "CREATE TABLE public.later (LIKE outbox.events INCLUDING ALL); \
+             ALTER PUBLICATION postrider ADD TABLE public.later",
+        )
+        .await;
+    let (long, connection) = tokio_postgres::connect(&database.url, tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    long.batch_execute("BEGIN; SELECT pg_current_xact_id()")
+        .await
+        .unwrap();
+    use_up_ids(&database, 20).await;
+    let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    let tables = "[[tables]]\ntable = \"outbox.events\"\n[[tables]]\ntable = \"public.later\"\n";
+    std::io::Write::write_all(&mut file, tables.as_bytes()).unwrap();
+    let path = file.path().display().to_string();
+    let run = || {
+        let settings = [("POSTRIDER_CONFIG", path.as_str())];
+        Relay::start_with(&database, &emulator.addr().to_string(), &settings)
+    };
+    let relay = run();
+    relay.wait_for_log("streaming").await;
+    relay.stop().await;
+    let changed = long
+        .execute(
+            "UPDATE outbox.capture SET added_xids = added_xids WHERE table_name = 'later' \
+             AND pg_snapshot_xmax(since)::text::bigint > pg_current_xact_id()::text::bigint",
+            &[],
+        )
+        .await;
+    assert_eq!(changed.unwrap(), 1);
+    long.batch_execute("COMMIT").await.unwrap();
+    run().wait_for_log("streaming").await;
+}
