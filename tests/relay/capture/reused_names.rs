@@ -227,3 +227,39 @@ async fn records_of_a_dropped_table_whose_name_another_table_has_are_pruned() {
     .await;
     relay.stop().await;
 }
+
+/// A restored database has other OIDs, so an adoption finds the tables by their names. The record of the dropped table
+/// has the same name as the record of the table that took its name, and comes first in the order of the identities.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adoption_after_a_rotation_repeats_no_event_under_another_id() {
+    let mut world = World::with_numbered(&["public.another"]).await;
+    let relay = world.streaming().await;
+    let before = [
+        ("public.numbered", "public.numbered"),
+        ("public.another", "public.another"),
+    ];
+    world.insert_equal_ids(&before, 1, 5).await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_recorded().await;
+    world.rotate_to("another", Fate::Dropped).await;
+    eventually("a new session has begun", || async {
+        (relay.log().matches("streaming").count() > 1).then_some(())
+    })
+    .await;
+    let renamed = [
+        ("public.numbered", "public.numbered#2"),
+        ("public.another", "public.numbered"),
+    ];
+    world.insert_equal_ids(&renamed, 101, 105).await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_recorded().await;
+    relay.stop().await;
+    let other = "UPDATE outbox.relay SET system_identifier = '1' || system_identifier";
+    world.execute(other).await;
+    let adopted = world.run(&["recover", "--adopt", "--yes"], &[]);
+    assert_eq!(adopted.status.code(), Some(0), "{adopted:?}");
+    let relay = world.streaming().await;
+    world.insert_equal_ids(&renamed, 201, 205).await;
+    world.assert_exactly_published(&relay).await;
+    relay.stop().await;
+}
