@@ -62,7 +62,11 @@ impl Database {
 
     /// Creates the database and runs `postrider init --apply`.
     pub(crate) async fn initialised() -> Self {
-        let database = Self::new().await;
+        Self::initialised_on(server()).await
+    }
+
+    pub(crate) async fn initialised_on(server: &ScratchPostgres) -> Self {
+        let database = Self::on(server).await;
         database.run(&["init", "--apply"]).await.assert_status(0);
         database
     }
