@@ -1,5 +1,7 @@
-//! Handles the arguments of the process before and after clap. Before clap parses the arguments, removes help flags
-//! that clap would refuse. If clap returns an error, hides in its text the arguments that may contain a secret.
+//! What happens to the process's arguments outside clap:
+//!
+//! - Before clap parses them, help flags that it would refuse are removed.
+//! - If clap returns an error, arguments that may contain a secret are removed from the error's text.
 
 use std::ffi::OsString;
 

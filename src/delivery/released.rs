@@ -268,12 +268,12 @@ impl Delivery {
 }
 
 impl EventOutcomes {
-    /// Takes an event whose message is no longer in memory, and records it as released. So the relay later reads the
-    /// event's row from the table again, and makes the message from it. Until the event is published, later events of
-    /// its key wait. There are two exceptions:
+    /// Takes an event whose message is no longer in memory. What happens to it depends on its key and its record:
     ///
-    /// - If an event in quarantine blocks the key, the event is recorded as quarantined.
     /// - If the event was published before, it is dropped, and still counts as published.
+    /// - If an event in quarantine blocks the key, this event is recorded as quarantined.
+    /// - Otherwise it is recorded as released. The relay later reads its row from the table again, makes the message
+    ///   from the row, and publishes it. Until then, later events of the key wait.
     pub(super) fn take_without_message(&mut self, group: Group, origin: EventRef) {
         let event = Event {
             origin,

@@ -25,13 +25,12 @@ const NAME_CHARS: usize = 200;
 /// Assumed number of rows in a block, from which the number of blocks in a page is computed.
 const ROWS_IN_A_BLOCK: u32 = 50;
 
-/// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. These options
-/// leave PostgreSQL only one plan: find the rows along an index, look up their records one by one, and find the
-/// rows to delete with a hash join.
+/// Makes the cost of a page proportional to its rows, even if PostgreSQL's statistics are wrong. With these options
+/// PostgreSQL finds the rows along an index, looks up the record of each row, and finds the rows to delete with a hash
+/// join.
 ///
-/// `enable_sort = off` keeps PostgreSQL from sorting the whole table. PostgreSQL still sorts the rows of one page, for
-/// which it has no other plan. With `enable_incremental_sort = on` it reads the rows by `seq`, and sorts only rows with
-/// the same `seq`.
+/// With `enable_sort = off`, it does not sort the whole table. With `enable_incremental_sort = on`, it reads the rows
+/// by `seq`, and sorts only rows that have the same `seq`.
 const PLAN: &str = "\
     SET enable_seqscan = off; SET enable_mergejoin = off; SET enable_nestloop = off; \
     SET enable_hashjoin = on; SET enable_sort = off; SET enable_incremental_sort = on; \

@@ -158,13 +158,13 @@ pub(crate) struct RowsFromTables {
     ids: RememberedIds,
     /// A WAL position. From this position on, the stream contains none of the rows.
     end: Lsn,
-    /// The snapshot of the recovery, if every event has a record.
+    /// With full records: the snapshot of the recovery. `None` with `dispatch = exceptions`.
     recorded: Option<Snapshot>,
     /// The result of [`may_be_recorded`](Self::may_be_recorded) for the current transaction.
     is_recorded: bool,
-    /// For each capture record, a snapshot that shows only transactions whose rows are all resolved. These are the transactions
-    /// below the lowest floor of its table, the partitions and the former partitions. `None` if no floor is known. Also
-    /// `None` if every published event has a record, because the records then show which events are resolved.
+    /// For each capture record, a snapshot that shows only transactions whose rows are all resolved. These are the
+    /// transactions below the lowest floor of its table, the partitions and the former partitions. `None` if no floor is
+    /// known. Also `None` with full records, because the records then show which events are resolved.
     ///
     /// The recovery does not read resolved rows from the table, but the stream of a kept slot may contain them. The
     /// relay must skip them there. Otherwise it would publish an old row again, after newer rows of the same key that

@@ -258,8 +258,8 @@ impl SessionRunner {
     }
 }
 
-/// Whether another session follows after an error. Usually the error's code decides. In two cases another session
-/// follows although the same code stops a relay that has just started:
+/// Whether the relay opens another session after an error. Usually the error's code alone decides. Two errors stop a
+/// relay that has just started, but not a relay that has run before:
 ///
 /// - The publication is wrong, but was right at an earlier check by this process. Somebody is probably altering it.
 /// - A captured table shares rows with a table that another slot captures, but this process has run a session

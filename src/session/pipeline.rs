@@ -311,8 +311,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns an error, which ends the session, if the rows of the relation lack an optional column that the table
-    /// had when they were inserted. Only the table can provide these values.
+    /// Returns an error, which ends the session, if the stream lacks an optional column of the relation. (For example,
+    /// the publication left it out for a while.) The values of this column can only be read from the table.
     async fn refuse_incomplete(&self, relation: Oid) -> Result<()> {
         let Some(table) = self.intake.table_of(relation) else {
             return Ok(());

@@ -72,15 +72,14 @@ impl Stage<'_> {
     /// Drops, recreates or invalidates the slot without telling the relay.
     pub(crate) async fn lose_slot(&mut self, down: Down, loss: Loss) -> Result<(), String> {
         if down == Down::Stopped {
-            // Wait until a relay streams, because only a relay that streams records a final position when it
-            // is stopped.
+            // A relay that is stopped before it streams records no final position. So wait until it streams.
             self.streams().await?;
         }
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // If a relay was stopped before its session began, it has recorded no position. The next relay could
-        // not notice that the slot was recreated, so only drop the slot.
+        // If the relay was stopped before its session began, it has recorded no position. Then the next relay cannot
+        // know that the slot was recreated. So in this case only drop the slot.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,

@@ -1,10 +1,11 @@
 //! Creates the capture record of a table that has none.
 //!
-//! Usually the capture of the table begins now. There is one exception. Suppose the captured table `a` was renamed to
-//! the configured name `b`, and a new table `a` was created. The renamed table keeps its record. The record of the new
-//! table copies the bounds of the renamed table's record, such as the floor and the snapshot with which the capture
-//! began. If the capture of the new table began now instead, the relay would never publish the rows that the new table
-//! already contains.
+//! Usually the capture of the table begins now, and rows that the table already contains are never published.
+//!
+//! There is one exception. Suppose both names `a` and `b` are configured. Somebody renames the captured table `a` to
+//! `b`, and creates a new table `a`. The renamed table keeps its record. Rows may have been inserted into the new table
+//! `a` before the relay noticed it, and they must be published. So the record of the new table copies the bounds of the
+//! renamed table's record, such as the floor and the snapshot with which the capture began.
 
 use std::collections::BTreeMap;
 

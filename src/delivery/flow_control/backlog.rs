@@ -13,8 +13,8 @@
 //!   `WalSndUpdateProgress` in its walsender.c).
 //! - While reading is stopped, or while a task reads a table, silence is normal, so the pause must be much longer.
 //!
-//! The age of a transaction is the difference of two times of the server's clock, so the clock of the relay
-//! does not matter.
+//! Whether the stream is behind follows from the age of the last transaction, which is the difference of two times of
+//! the server's clock. So the relay's clock does not matter.
 
 use std::time::{Duration, Instant};
 

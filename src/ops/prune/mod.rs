@@ -172,11 +172,11 @@ pub(crate) struct PrunedRecords {
     pub(crate) rows: u64,
     /// When the oldest of these rows was recorded, RFC 3339.
     pub(crate) oldest: Option<String>,
-    /// Old records of rows that are still in the outbox.
+    /// Old records that stay, because their rows are still in the outbox.
     pub(crate) of_rows: u64,
     /// Why some or all old records have to stay until a later run.
     pub(crate) postponed: Option<String>,
-    /// Former tables that cannot be searched, so that all records stay which may belong to their rows.
+    /// Former tables that cannot be searched. All records that may belong to their rows stay.
     pub(crate) notes: Vec<String>,
 }
 

@@ -7,8 +7,8 @@ use slot_manager::{SlotName, quoted_literal};
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// The part of a table that an unfinished recovery has resolved: the rows up to `seq` whose transactions are
-/// older than `below`. There is such a `seq` because a recovery reads a table in the order of `seq`.
+/// The part of a table that an unfinished recovery has resolved. A recovery reads a table in the order of `seq`. So
+/// this part consists of the rows up to some `seq` whose transactions are older than `below`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecoveryProgress {
     /// A transaction number. All older transactions had ended before the recovery read the table, so the

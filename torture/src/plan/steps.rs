@@ -187,9 +187,9 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
     }
 }
 
-/// Makes every replaced table keep its rows. Schedules with `dispatch = exceptions` need this: a recreated
-/// table starts a recovery, and rows that were dropped with the old table before they were published may be
-/// lost (docs/explanation/recovery.md).
+/// Makes every replaced table keep its rows. Schedules with `dispatch = exceptions` need this. In this mode a replaced
+/// table leads to a recovery, which reads the new table. A row that was dropped with the old table before it was
+/// published may then be lost (docs/explanation/recovery.md).
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {
