@@ -83,7 +83,6 @@ async fn the_oldest_waiting_event_is_found_in_the_middle_of_a_large_table() {
 /// search for waiting events must continue below a gap.
 #[tokio::test]
 async fn the_oldest_waiting_event_is_found_below_a_gap_in_the_numbers() {
-    let server = ScratchPostgres::builder().start().unwrap();
     for gap in ["10_000_000", "1000000000000000"] {
         let server = ScratchPostgres::builder().start().unwrap();
         let database = without_relay(&server).await;
