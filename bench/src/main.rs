@@ -1,9 +1,9 @@
 //! Measures the relay. `cargo xtask bench` and `cargo xtask memory` run this program.
 //!
-//! `measurement` implements the command `bench`: drains (`scenario`, `compare`), latencies, memory,
-//! the load of an idle relay, and the start. `memory` implements the command `memory`. Both
-//! commands share the code for the server (`database`), the rows in its outbox (`backlog`) and the
-//! measured programs (`process`, `peers`).
+//! `measurement` implements the command `bench`: drains (`scenario`, `compare`), latencies, memory, the cost
+//! of inserts, the cost for the server, the load of an idle relay, and the start. `memory` implements the
+//! command `memory`. Both commands share the code for the server (`database`), the rows in its outbox
+//! (`backlog`) and the measured programs (`process`, `peers`).
 
 mod backlog;
 mod compare;

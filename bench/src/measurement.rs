@@ -4,7 +4,8 @@
 //! Machines differ, and other processes share them, so a figure can be compared only with a baseline
 //! from the same run. Both sides take turns, and the report compares their medians. The server is durable
 //! (fsync on), and each program is a separate process. Each drain that reads the WAL starts from a copy of
-//! one slot, so all programs read the same WAL. bench/README.md describes the method.
+//! one slot, so all programs read the same WAL. Only in `server_cost`, each drain has its own slot and backlog.
+//! bench/README.md describes the method.
 //!
 //! Not here: measurements of single functions.
 
@@ -29,7 +30,7 @@ pub(crate) struct BenchArgs {
     /// scenarios whose names contain the text
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,
-    /// Events in a backlog; the number of payloads and the lengths of backlogs scale with it
+    /// Events in the normal backlog; scenarios with another number of events scale with this number
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
     /// Runs of each side, in turn; the medians are reported

@@ -205,8 +205,8 @@ impl Ledger {
     }
 }
 
-/// Returns the smallest value such that at least `percent` percent of all values are not greater
-/// (nearest rank). Returns `None` if there are no values.
+/// Returns a percentile by the nearest-rank method. For example, with 200 values the 99th percentile is the 198th
+/// smallest value. Returns `None` if there are no values.
 pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     let rank = (values.len() * percent).div_ceil(100).max(1);
     (rank <= values.len()).then(|| *values.select_nth_unstable(rank - 1).1)

@@ -198,9 +198,9 @@ impl Faults {
         self.any() && self.script().denies_publishing(topic)
     }
 
-    /// Returns the error that `GetTopic` and `TestIamPermissions` answer for the topic, if an
-    /// [`Action::FailWithReason`] applies to every publish request of the topic: an error with the code and the reason
-    /// of this fault. `None` if there is no such fault.
+    /// Returns the error with which `GetTopic` and `TestIamPermissions` must fail for the topic. The error has the
+    /// code and the reason of the [`Action::FailWithReason`] that applies to every publish request of the topic.
+    /// `None` if there is no such fault.
     pub(crate) fn refusal(&self, topic: &str) -> Option<Status> {
         let reason = self.any().then(|| self.script().reason(topic))??;
         Some(reason.into())

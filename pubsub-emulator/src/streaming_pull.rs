@@ -89,8 +89,8 @@ impl Consumer<'_> {
     ) -> Result<(), Status> {
         let mut next_heartbeat = Instant::now() + HEARTBEAT;
         let mut next_expiry = None;
-        // Whether to look for messages now. False after a look that found none: the next look then
-        // follows a notification, a request, the end of a lease or the time for a heartbeat.
+        // Whether to look for messages now. False if the last look found none. The stream then looks again
+        // after a notification or a request, when a lease ends, or when a heartbeat is due.
         let mut look = true;
         let subscription = self.subscription;
         let mut changed = Box::pin(subscription.changed().notified());

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::account::Account;
 use crate::{Error, process};
 
-/// Maximum length of a folder's path in bytes. `sockaddr_un` holds 107 bytes and a zero (103 on macOS), and
-/// the longest file name in the folder, `/.s.PGSQL.12345.lock`, takes 20.
+/// Maximum length of a folder's path in bytes. The path of a socket (`sockaddr_un`) may have 107 bytes on Linux and
+/// 103 on macOS, so we use 103. The longest file name in the folder, `/.s.PGSQL.12345.lock`, takes 20 of them.
 const LONGEST_FOLDER_BYTES: usize = 103 - 20;
 
 const PREFIX: &str = "scratch-pg-";

@@ -36,9 +36,9 @@ impl ComparedTables {
 /// the column `inserted_xid` was added to the table, and the floor is not yet above the transaction that added it.
 ///
 /// In rows that are older than the column, `inserted_xid` does not name the transaction that inserted the row. For
-/// these rows, the relay uses PostgreSQL's system column `xmin` instead. But an update changes `xmin`, so an old row
-/// looks new. This harm ends once the floor is above the transaction that added the column, because all rows that are
-/// older than the column then count as resolved.
+/// these rows, the relay uses PostgreSQL's system column `xmin` instead. But an update of such a row changes its
+/// `xmin`, so the row looks new. This no longer matters once the floor is above the transaction that added the column,
+/// because all rows that are older than the column then count as resolved.
 fn has_new_column(captured: &Captured, xmin: u64) -> bool {
     let floor = captured.record.floor;
     let mut added = captured.record.added_xids.iter();
@@ -46,8 +46,8 @@ fn has_new_column(captured: &Captured, xmin: u64) -> bool {
 }
 
 impl AuditState {
-    /// Raises the floors if the slot has confirmed the position of this audit (`reached`) and every row that the auditor
-    /// has sent has its outcome. Returns the time until the next step.
+    /// Raises the floors if the slot has confirmed the position of this audit (`reached`) and every row that the
+    /// auditor has sent has its outcome. Returns the time until the next step.
     pub(super) async fn conclude(
         &mut self,
         sql: &Sql,

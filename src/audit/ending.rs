@@ -12,8 +12,11 @@ use crate::store::relay_row::RecordKeeping;
 use crate::store::relay_row::audits;
 
 impl AuditState {
-    /// Ends the session if it cannot continue after a change of the publication or of a captured table: if published
-    /// events may lack a record, or if a configured name belongs to another table than when the session began.
+    /// Called after a change of the publication or of a captured table. Ends the session in two cases:
+    ///
+    /// - Published events may lack a record.
+    /// - A configured name belongs to another table than when the session began.
+    ///
     /// Returns whether the session ends.
     pub(super) async fn ends_after_change(
         &self,
@@ -37,8 +40,11 @@ impl AuditState {
         }
     }
 
-    /// Whether only a recovery can find all missing rows: published events may lack a record, and a partition has rows
-    /// that the stream may have missed, or rows that have just become readable.
+    /// Whether only a recovery can find all missing rows. This is the case if published events may lack a record, and
+    /// one of these conditions holds:
+    ///
+    /// - The rows of a former partition have just become readable.
+    /// - A partition was attached whose rows the stream may have missed.
     pub(super) async fn needs_recovery(
         &self,
         sql: &Sql,

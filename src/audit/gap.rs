@@ -45,8 +45,13 @@ impl PossibleGap {
 
 impl AuditState {
     /// Lets the views show that rows may be missing, if the publication or a captured table has changed since the last
-    /// audit, and the auditor has not compared the tables since. Shows nothing if no audit is known: before the first
-    /// audit, or after a crash of the relay, nothing indicates that rows are missing.
+    /// audit, and the auditor has not compared the tables since.
+    ///
+    /// Does nothing if the relay's row has no fingerprint of an earlier audit:
+    ///
+    /// - The fingerprint is NULL if the session compares all rows only as a precaution, for example because the slot
+    ///   was ahead of the recorded position. Nothing then indicates that rows are missing.
+    /// - The fingerprint is empty if this session has found the publication wrong. The supervisor then shows the gap.
     pub(super) fn shows_gap(&self, earlier: &AuditHistory, fingerprint: &str) {
         let known = earlier
             .publication
@@ -66,8 +71,8 @@ impl AuditState {
     /// - A table has a new partition with rows. The stream might not have contained rows that were in the partition
     ///   before it was attached.
     ///
-    /// Returns true if the traces are new. The audit must then begin again. It would compare only rows of transactions
-    /// that had ended when it began, and transactions that were open at that time may have rows of the gap.
+    /// Returns true if the traces are new. The audit must then begin again, because transactions that were open when it
+    /// began may have rows of the gap. The audit compares only rows of transactions that had ended when it began.
     ///
     /// # Errors
     /// Database errors.

@@ -11,7 +11,8 @@
 //! 3. Ask the pipeline for a list of the unresolved events in memory (`delivery::census`).
 //! 4. Publish each row of an older transaction that has no record and whose event is not in the list.
 //!
-//! The list contains the events that wait, for example for their topic, so these events delay no comparison.
+//! The auditor need not wait until the events in the list are resolved. So an event that waits, for example because its
+//! topic is missing, delays no comparison.
 //!
 //! **Floors.** The auditor raises the floors to the noted transaction once the slot has confirmed the noted end of the
 //! WAL, and every row that the auditor has sent has its outcome. Until then, the auditor keeps looking for new gaps.

@@ -11,7 +11,7 @@
 //! that come before this event. In these cases, all rows of a key count as coming after the quarantined event:
 //!
 //! - Several aggregates share the key.
-//! - No column gives the order of the inserts, and every published event has a record.
+//! - No column gives the order of the inserts. This case does not apply if published events may lack a record.
 //! - The row of the quarantined event is not among the rows that the recovery reads.
 
 use std::collections::HashMap;

@@ -1,6 +1,5 @@
-//! Finds former tables: tables that were detached, moved or renamed, and were a partition of a captured table
-//! before, or the captured table itself. Their rows keep the identity of the captured table to which they
-//! belonged.
+//! Finds former tables. A former table was a partition of a captured table, or the captured table itself, until
+//! it was detached, moved or renamed. Its rows keep the identity of the captured table to which they belonged.
 //!
 //! - As long as such a table may have unresolved rows, the recovery and the auditor read it like a captured table
 //!   (`CaptureRecord::detached`).
@@ -177,7 +176,8 @@ fn settled_of(captured: &Captured) -> impl Iterator<Item = (u32, Lsn)> {
     })
 }
 
-/// Describes former tables of one captured table. Each has the position at which it was settled.
+/// Describes former tables of one captured table. `tables` has their OIDs, and for a settled table the position
+/// at which it was settled.
 async fn describe(
     sql: &Sql,
     (number, settings, captured): (usize, &TableSettings, &Captured),
@@ -193,7 +193,8 @@ async fn describe(
     for (oid, settled) in tables {
         let found = exist.iter().find(|found| found.oid == oid);
         let owner = found.and_then(|found| other_owner(captured, found, &records));
-        // A settled table is only searched for the rows of single events, so no rows are left out.
+        // The relay only looks up single rows in a settled table. So do not leave out the rows that are published
+        // through another captured table.
         let owner_of_rows = owner.filter(|_| settled.is_none());
         let state = match found {
             Some(found) => state(sql, settings, captured, found, owner_of_rows).await?,

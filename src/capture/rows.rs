@@ -135,8 +135,9 @@ impl Rows {
         }
     }
 
-    /// How many of the next rows one statement can ask for. The statement finds all its rows by `seq`, or all of
-    /// them by `ctid` in one partition, and stops before a row whose event is set aside.
+    /// Returns how many of the next rows one statement can read. A statement finds all its rows by `seq`, or all of
+    /// them by `ctid` in one partition. So the count ends before the first row that must be found in another way. It
+    /// also ends before a row whose event is set aside.
     fn asked(&self) -> usize {
         let Some(first) = self.waiting.front() else {
             return 0;

@@ -14,8 +14,9 @@ use crate::postgres::Sql;
 use crate::store::capture_record::{self, CaptureRecord};
 
 /// The capture records that a session knows: first those of the configured tables, in the order of the settings,
-/// then all others. The stream may contain rows of the others too, because a session that claims renamed tables
-/// leaves the record of the dropped one behind.
+/// then all other records. The stream may contain rows of the other records too. For example, the table `b` was
+/// dropped, and then the table `a` was renamed to `b`. The renamed table keeps its own record, so no configured table
+/// has the record of the dropped table. But the WAL may still contain rows of the dropped table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SessionRecords(Vec<CaptureRecord>);
 
@@ -62,7 +63,8 @@ impl SessionRecords {
     }
 }
 
-/// The identity for the event ids of the table with this OID, which the record has or had.
+/// Returns the identity with which the event ids of a table are computed. `oid` is the OID of the table. `record` is
+/// the capture record that has this OID now, or had it earlier.
 pub(super) fn identity_of(record: &CaptureRecord, oid: Oid) -> TableIdentity {
     let is_partition = || record.former_partitions("").contains(&oid.0);
     // The rows of a partition have the suffix of the captured table.

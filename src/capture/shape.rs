@@ -262,7 +262,8 @@ impl Shape {
         )
     }
 
-    /// Whether a partition with rows is not among the `known` partitions, which were recorded earlier.
+    /// Whether the table has a new partition that contains rows. `known` lists the partitions that were recorded
+    /// earlier.
     pub(crate) fn has_grown_since(&self, known: &str) -> bool {
         let known: HashSet<&str> = known.split(',').collect();
         let mut filled = self.filled.iter();

@@ -78,7 +78,7 @@ impl<'a> Unrecorded<'a> {
     }
 
     /// Makes the row's event, with this position. If the row comes before the first quarantined event of its key, the
-    /// event gets another commit LSN: one below the commit LSN of the quarantined event.
+    /// event gets a commit LSN just below that of the quarantined event instead.
     ///
     /// Returns `None` if there is nothing to publish:
     ///

@@ -110,8 +110,8 @@ impl<'a> ScanWindow<'a> {
     ///
     /// The condition selects two kinds of rows in new partitions, within the other bounds of the window:
     ///
-    /// - Rows of transactions below the floor (`from_xid`). These transactions ended before the floor was raised. The
-    ///   partition was attached after that.
+    /// - Rows of transactions below the floor (`from_xid`). These transactions ended before the floor was raised, and
+    ///   the partition was attached later. So the partition was not attached yet when the rows were written.
     /// - Rows that were written before the partition was attached ([`WRITTEN_BEFORE_ATTACHED`]).
     pub(crate) fn overlooked(&self) -> Option<String> {
         let new = self.new_partitions()?;

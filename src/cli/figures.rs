@@ -50,12 +50,12 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the label and the text of a line that shows `attempts`: the number of requests with which Pub/Sub may have
-/// stored the event. These are the requests that published the event, and the requests without an answer. `state` is
+/// Returns the label and the text of a line that shows `attempts`. This is the number of requests with which Pub/Sub
+/// may have stored the event: the requests that published the event, and the requests without an answer. `state` is
 /// the event's state in `outbox.dispatch`.
 ///
-/// Returns `None` if no request remained without an answer. For a published event, `attempts` is then at most 1. For
-/// any other event, it is 0.
+/// Returns `None` if `attempts` is at most 1 for a published event, or 0 for any other event. `attempts` is higher if a
+/// request got no answer, or if the event was replayed.
 pub(super) fn requests(attempts: i32, state: &str) -> Option<(&'static str, String)> {
     let without_an_answer = attempts - i32::from(state == "published");
     (without_an_answer > 0).then(|| {

@@ -89,8 +89,8 @@ fn purpose(command: &Command) -> CommandPurpose {
     })
 }
 
-/// Adapts the hint of an error to a command, which does not retry as the relay does. If a privilege is missing, the
-/// hint names the GRANT.
+/// Adapts the hint of an error to a command: unlike the relay, a command does not retry. If a privilege is missing,
+/// the hint names the GRANT.
 async fn for_command(error: Error, settings: &Settings, purpose: Purpose) -> Error {
     rights::named(error, settings, purpose).await.for_command()
 }

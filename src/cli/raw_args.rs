@@ -32,8 +32,8 @@ pub(super) fn without_help_of_help(
     kept
 }
 
-/// Hides in clap's error text the arguments that are not plain words. Clap quotes an unexpected argument or the
-/// value of a flag. Either may be a URL with a password, or a part of such a URL.
+/// Replaces the arguments that are not plain words with `...` in the text of a clap error. The text may quote an
+/// argument or the value of a flag. Either may be a URL with a password, or a part of such a URL.
 pub(super) fn without_secrets(text: &str, arguments: impl Iterator<Item = OsString>) -> String {
     let arguments: Vec<String> = arguments
         .skip(1)

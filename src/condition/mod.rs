@@ -132,7 +132,7 @@ pub struct RelayFacts {
     pub publication: Option<Trouble>,
     /// The reason why PostgreSQL sends nothing to the relay; `None` if PostgreSQL does not hold the stream back.
     pub stream: Option<Trouble>,
-    /// The error of the failing audits; `None` if audits do not fail.
+    /// The error of the failing audits, or a gap that no audit has looked into yet. `None` if there is neither.
     pub auditing: Option<AuditTrouble>,
     /// The reason why the opening of the session has to wait; `None` if it does not wait.
     pub opening: Option<Trouble>,

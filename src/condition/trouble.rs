@@ -175,7 +175,7 @@ impl Troubles {
         board.stream = trouble;
     }
 
-    /// The error of the failing audits; `None` if audits do not fail.
+    /// The error of the failing audits, or a gap that no audit has looked into yet. `None` if there is neither.
     pub fn auditing(&self) -> Option<AuditTrouble> {
         self.lock().auditing.clone()
     }

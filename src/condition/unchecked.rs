@@ -1,8 +1,8 @@
-//! Names the checks that the relay may be unable to make while it delivers events normally.
+//! Names the checks that the relay may be unable to make while it delivers events.
 
 use serde::{Deserialize, Serialize};
 
-/// A check that the relay cannot make, although it delivers events normally.
+/// A check that the relay cannot make, although it delivers events, at least to the topics that work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unchecked {
@@ -10,8 +10,8 @@ pub enum Unchecked {
     Publication,
     /// The relay cannot check whether the stream leaves out rows. There is no sign that any row is missing.
     Tables,
-    /// The stream may have left out rows, for example because the publication or a table has changed. The relay
-    /// cannot find these rows, because its audit fails. They are not published until an audit succeeds.
+    /// The stream may have left out rows, for example because the publication or a table has changed. These rows are
+    /// not published until an audit succeeds. Audits fail, or no audit has looked for the rows yet.
     Gap,
 }
 

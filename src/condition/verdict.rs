@@ -40,8 +40,8 @@ pub struct StateFacts<'a> {
     /// capturing began. If so, somebody has deleted the row, or has advanced the slot before the first start of a
     /// relay.
     pub lacks_row: bool,
-    /// Why the records of the relay do not belong to this server, although the cluster and the database are the
-    /// recorded ones, and what to do. `None` if no such fault is known.
+    /// Set if the relay's records come from a later state of this server: what is wrong, and what to do. `None` if no
+    /// such fault is known. `health` says whether the records come from another cluster or database.
     pub foreign_records: Option<(&'a str, &'a str)>,
 }
 
@@ -89,8 +89,8 @@ impl Verdict {
         }
     }
 
-    /// Adds to the verdict that the publication is wrong. So far, the verdict describes only another fault, which
-    /// holds up the relay.
+    /// Adds a second fault to the verdict: the publication is wrong. Until now, the verdict describes only the fault
+    /// that holds up the relay.
     fn also_not_streamed(&mut self, what: &str, remedy: &str) {
         self.severity = Severity::Error;
         self.meaning += &format!("; and rows are not streamed: {what}");
@@ -167,7 +167,7 @@ pub fn general_hint(code: Option<&str>) -> Option<String> {
 /// Decides the state. The first item in this list that applies decides:
 ///
 /// - records that come from a later state of this server;
-/// - a slot with which the relay cannot continue, unless the relay reports a recovery, or an error of another kind;
+/// - a slot that the relay cannot use, unless the relay recovers, or reports an error that is not about the slot;
 /// - a slot that may be lost at any moment;
 /// - a relay that is held up;
 /// - a relay that recovers while nobody reads the slot;

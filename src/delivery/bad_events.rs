@@ -1,9 +1,11 @@
 //! Handles an event that can never be published: sets it aside according to `on_bad_event`, and first
 //! sends a dead letter if there is a topic for it.
 //!
-//! Without a dead letter, the relay records the bad event before the events that wait behind it. With a dead letter,
-//! it records the bad event once Pub/Sub has stored or refused the letter, which may be after those events. If the
-//! relay crashes in between, PostgreSQL sends the unrecorded events again in commit order.
+//! Without a dead letter, the relay records the bad event before the events that wait behind it.
+//!
+//! With a dead letter, the relay records the bad event only after Pub/Sub has stored or refused the letter. The events
+//! behind it may be recorded earlier. If the relay crashes before it has recorded the bad event, no event is lost:
+//! PostgreSQL sends the bad event again, because its position is not confirmed.
 
 use std::sync::Arc;
 

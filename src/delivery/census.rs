@@ -73,7 +73,7 @@ impl Delivery {
     /// Sends the answer and ends the census, if two conditions hold:
     ///
     /// - Every attempt that was in flight when the census began has been answered.
-    /// - Every record that the writer had got when the last of these answers was handled is durable.
+    /// - The writer has made durable every record that it had received when the last of these answers was handled.
     pub(super) fn finish_census(&mut self) {
         let quarantine = &self.outcomes.quarantine;
         let ended = self.census.take_if(|census| {

@@ -3,12 +3,15 @@
 //! The relay's log says when a topic begins to fail, then at most every ten seconds how many requests have
 //! failed, and when the topic works again (`lines`).
 //!
-//! Usually a topic counts as working again once a request was published after the last failure, even if other
-//! requests of the topic still wait for their retry after an outage. If some requests of a topic fail while others
-//! succeed, the topic fails in part. Such a topic counts as working again only when none of its lanes has a failed
-//! request, or when nothing has failed for a while ([`QUIET_AFTER`]). Once a topic works again, the relay
-//! still remembers it for at least ten seconds. Otherwise a topic that fails now and then would get a line for
-//! every failure.
+//! When a topic counts as working again depends on how it fails:
+//!
+//! - Usually all requests of the topic fail, as in an outage. The first request that is then published shows that the
+//!   topic works again, even if other requests still wait for their retry.
+//! - If some requests fail while others succeed, the topic fails *in part*. It counts as working again only when none
+//!   of its lanes has a failed request, or when nothing has failed for a while ([`QUIET_AFTER`]).
+//!
+//! Once a topic works again, the relay still remembers the topic for at least ten seconds. Otherwise a topic that
+//! fails now and then would get a log line for every failure.
 //!
 //! Tracking costs nothing while no topic fails. While a topic fails, [`FailingTopics::survey`] visits all
 //! lanes about once per second.

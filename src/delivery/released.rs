@@ -68,8 +68,8 @@ impl Releases {
         }
     }
 
-    /// Waits for the next answer of the releaser, and returns `None` when the next request to the releaser is due.
-    /// While `has_room` is false, takes no answer, because an answer may contain an event. Cancel-safe.
+    /// Waits for the next answer of the releaser. Returns `None` if the next request to the releaser becomes due
+    /// first. While `has_room` is false, takes no answer, because an answer may contain an event. Cancel-safe.
     pub(super) async fn woken(&mut self, has_room: bool) -> Option<QuarantineAnswer> {
         let due = match (self.asked || !self.allowed, self.not_before) {
             (true, _) => None,

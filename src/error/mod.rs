@@ -116,8 +116,8 @@ impl Error {
     /// from which the value really came.
     #[must_use]
     pub(crate) fn at_place(mut self, variable: &str, place: &str) -> Self {
-        // `causes` hides an underlying error with the same text as this error. But the text of this error changes
-        // below, so `causes` would show the underlying error with the old text. So drop such an underlying error.
+        // Drop an underlying error that has the same text as this error. At present `causes` hides it. But the text
+        // of this error changes below, so `causes` would then show the old text as a cause.
         if let Some(source) = self.source.take()
             && source.to_string() != self.what
         {
@@ -128,8 +128,8 @@ impl Error {
     }
 
     /// Replaces a hint that holds only for the relay with a hint for a command. The two differ because the relay
-    /// retries by itself and a command does not. A specific hint is replaced only if it says nothing but that the
-    /// relay retries.
+    /// retries by itself and a command does not. A specific hint is replaced only if it begins with
+    /// `no action needed: the relay`. Other specific hints hold for commands too.
     #[must_use]
     pub(crate) fn for_command(self) -> Self {
         if self.has_own_hint() {

@@ -35,7 +35,8 @@ impl EventId {
         printable(&start).into_owned()
     }
 
-    /// Length in bytes of the id as text, which has no upper bound; 0 if the id is a uuid.
+    /// Length in bytes of `source_id`, which has no upper bound. 0 if the id is a uuid, because an event with such an
+    /// id has no `source_id`.
     pub(crate) fn text_bytes(&self) -> usize {
         self.source_id.as_deref().map_or(0, str::len)
     }

@@ -21,8 +21,8 @@ use super::limits::{FIRST_PROBE_PAUSE, LAST_PROBE_PAUSE};
 pub(super) struct Concurrency {
     limit: usize,
     max: usize,
-    /// Minimum time between the start of the next attempt and the start of the attempt after it. Each attempt doubles
-    /// the pause, up to [`LAST_PROBE_PAUSE`]. `None` while requests reach Pub/Sub.
+    /// Once the next attempt has started, no other attempt starts for this long. Each attempt doubles the pause, up to
+    /// [`LAST_PROBE_PAUSE`]. `None` while requests reach Pub/Sub.
     pause: Option<Duration>,
     /// When the next attempt may start. `None` while requests reach Pub/Sub.
     next_start: Option<Instant>,

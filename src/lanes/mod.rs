@@ -1,8 +1,8 @@
 //! Lanes: one queue per (topic, ordering key), because order matters only within a key.
 //!
-//! A lane has at most one request in flight. The next request takes everything that waits in the lane, in
-//! order. A failed request keeps its events and is retried before anything later. If Pub/Sub permanently
-//! refuses a request, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
+//! A lane has at most one request in flight. The next request takes the events that wait in the lane, in order, up to
+//! the maximum size of a request. A failed request keeps its events and is retried before anything later. If Pub/Sub
+//! permanently refuses a request, the lane bisects it to find the bad event (`lane`). Lanes take turns under one
 //! global limit on requests in flight, plus one limit per throttled topic (`concurrency`). A lane exists
 //! only while it has work, so memory grows with the number of waiting events, not with the number of
 //! keys.

@@ -196,7 +196,7 @@ impl Finder<'_> {
     }
 }
 
-/// The columns that the mapper reads from every row, for each kind of envelope.
+/// The columns that the mapper reads from every row. They do not depend on the table's envelope.
 #[derive(Debug, Clone)]
 pub(super) struct EventColumns {
     pub(super) id: MappedColumn,

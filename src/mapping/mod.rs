@@ -26,8 +26,9 @@
 //! So a header cannot replace an attribute that consumers rely on. Every message has an `event_id`, so
 //! Pub/Sub never refuses a message because it is empty.
 //!
-//! **Invariants.** No value is truncated. The mapping refuses a row with a value that is too long. An error
-//! names the row, and never contains the value of a payload, a header or an attribute.
+//! **Invariants.** No value is truncated. The mapping refuses a row with a value that is too long, except that it
+//! leaves out a value of Debezium's trace context. An error names the row, and never contains the value of a payload,
+//! a header or an attribute.
 //!
 //! **Not here:** IO of any kind, batches and lanes, the handling of refused rows, and the types that all
 //! modules use for events (`event`). The names of attributes and envelopes and the ids of events are a

@@ -205,9 +205,9 @@ impl ColumnRole {
 }
 
 impl ColumnSettings {
-    /// Returns the role with this name. In a template, the role's name in braces stands for the role's column.
-    /// Returns `None` if there is no such role: the braces then contain the name of a column. Also returns `None` for
-    /// `topic` if the settings choose no topic column. `{topic}` then stands for a column called `topic`.
+    /// Returns the role whose column `{name}` stands for in a template. Returns `None` if `{name}` stands for the
+    /// column called `name`, because no role has this name. Also returns `None` for `{topic}` if the settings choose no
+    /// topic column: it then stands for a column called `topic`.
     pub(super) fn role_in_template(&self, name: &str) -> Option<ColumnRole> {
         let role = ColumnRole::ALL
             .into_iter()

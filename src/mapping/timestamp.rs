@@ -48,8 +48,10 @@ impl CivilTime {
 
 /// Replaces `out` with the RFC 3339 form of `text`, in UTC with six decimals.
 ///
-/// Returns `None` and leaves `out` empty if `text` is not a timestamp, or lacks an offset that
-/// `without_offset` requires.
+/// Returns `None` and leaves `out` empty in two cases:
+///
+/// - `text` is not a timestamp.
+/// - `text` has no offset, and `without_offset` does not say that such a time is in UTC.
 pub(super) fn to_rfc3339(
     text: &str,
     without_offset: WithoutOffset,

@@ -51,7 +51,8 @@ pub(super) struct TopicResolver {
 enum Pattern {
     /// The same full name for every row.
     Fixed(Arc<str>),
-    /// The settings have no template, so each row must name its topic in this column.
+    /// Each row must name its topic in this column, because there is no template to use instead: the settings have
+    /// none, and the default template needs an aggregate type, which the settings switch off.
     Nothing(MappedColumn),
     Rendered {
         /// `projects/p/topics/`.

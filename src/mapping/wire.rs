@@ -82,8 +82,8 @@ pub(super) fn put_attribute_key(out: &mut Vec<u8>, key: &[u8], value_len: usize)
     key_start
 }
 
-/// Like [`put_attribute_key`], but faster, for a name of up to [`FIXED_KEY_BYTES`] that is known at compile time.
-/// The compiler then knows the length of the single write that appends everything before the value.
+/// Does the same as [`put_attribute_key`], but faster. The name must be known at compile time, and have at most
+/// [`FIXED_KEY_BYTES`]. A single write appends everything before the value, and the compiler knows its length.
 #[inline(always)]
 pub(super) fn put_fixed_attribute_key(out: &mut Vec<u8>, key: &str, value_len: usize) {
     let short = key.len() + value_len + 4;

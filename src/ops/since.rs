@@ -20,8 +20,8 @@ use crate::postgres::Sql;
 use crate::settings::parse_duration;
 use crate::store::dispatch::history;
 
-/// How much before the given time the search begins, because the order of rows may differ a little from
-/// the order of their times.
+/// This margin is subtracted from the given time, because the order of rows may differ a little from the order of
+/// their times.
 const MARGIN: &str = "interval '1 minute'";
 
 /// A point in time: a duration before now, or a time.

@@ -1,9 +1,9 @@
 //! Limits how long an SQL session waits for the server.
 //!
 //! A proxy can keep our connection open, and answer keepalives, after the server behind it is gone. Without a limit,
-//! the session would then wait forever. So this stream fails if the session waits for the server, and no byte is sent
-//! or received for too long. The session waits for an answer, or until a blocked write can continue. The limit is
-//! longer than `statement_timeout`, so a server that can be reached reports its own timeout first.
+//! the session would then wait forever. So this stream fails if an answer is outstanding or a write is blocked, and no
+//! byte is sent or received within a time limit. The limit is longer than `statement_timeout`, so a server that
+//! can be reached reports its own timeout first.
 
 use std::future::{Ready, ready};
 use std::io;

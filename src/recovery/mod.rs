@@ -5,10 +5,10 @@
 //! The order of the steps makes this safe (docs/adr/0011-recovery.md):
 //!
 //! - The relay writes a durable mark into `outbox.relay` before it changes anything, and removes the mark when
-//!   every row is resolved. A relay that finds the mark when it starts continues or repeats the recovery, and
-//!   publishes only rows that may still be unresolved.
-//! - The relay holds the slot from before it sends the first row until the end of the recovery, so there
-//!   is only one sender.
+//!   every row is resolved. If a session finds the mark, it continues the recovery or begins it again. It publishes
+//!   only rows that may still be unresolved.
+//! - The relay takes the slot before it sends the first row, and holds the slot until the end of the recovery. So
+//!   there is only one sender.
 //! - The relay reads the stream only after all rows from the tables are queued for their keys, so each key
 //!   keeps its order across the seam. A row that has to wait, for example for its topic, holds up only its
 //!   key.
@@ -230,10 +230,10 @@ impl Recovery {
         Ok(())
     }
 
-    /// Waits until the kept slot has confirmed the position `end`. Before `end`, the stream may contain rows that the
-    /// recovery has already published from the tables. Until `end` is confirmed, the recovery mark must stay. Without
-    /// the mark, a session after a crash would only stream. It would repeat those rows of a key that the stream
-    /// contains, but not the rows between them that only the table has.
+    /// Waits until the kept slot has confirmed the position `end`. The recovery mark must stay until then. The stream
+    /// before `end` may contain rows that the recovery has already published from the tables. Without the mark, a
+    /// session after a crash would only stream, and so repeat only the rows in the stream. For example, if only the
+    /// table has row 2 of a key, consumers would receive the rows 1, 2, 3 and then 1, 3.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

@@ -45,8 +45,8 @@ impl RememberedIds {
     }
 }
 
-/// Returns a transaction number for each record in `known`: all rows of older transactions are resolved, in the table,
-/// its partitions and its former partitions.
+/// Returns one transaction number for each capture record in `known`. All rows of older transactions are resolved: the
+/// rows of the table, of its partitions and of its former partitions.
 pub(super) fn resolved_below(captured: &[Captured], known: &SessionRecords) -> Vec<u64> {
     let of_table = |captured: &Captured| {
         let of_partitions = captured.with_own_floors(captured.record.floor);
@@ -60,8 +60,8 @@ pub(super) fn resolved_below(captured: &[Captured], known: &SessionRecords) -> V
 }
 
 fn all_resolved_below(record: &CaptureRecord, of_partitions: impl Iterator<Item = u64>) -> u64 {
-    // If the floor was never raised, it is still at the start of capturing. Then it does not prove that
-    // streamed rows below it are resolved.
+    // A floor that was never raised still has its value from the start of capturing. Such a floor does not prove that
+    // the rows of older transactions in the stream are resolved.
     let begins_at = record.since.as_ref().map(Snapshot::xmin);
     if Some(record.floor) == begins_at {
         return 0;

@@ -37,7 +37,7 @@ pub(crate) struct OpeningFacts<'a> {
     /// The end of the server's WAL.
     pub(crate) server_lsn: Lsn,
     pub(crate) start: Start,
-    /// Which published events have a record: those of earlier sessions, and those of this session.
+    /// Whether every published event has a record, in earlier sessions and in this session.
     pub(crate) records: RecordKeeping,
     /// Fingerprint of the publication, which was just checked and has no problem.
     pub(crate) publication: &'a str,

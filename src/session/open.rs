@@ -1,7 +1,7 @@
 //! Opens a session. Each step returns a value that a later step needs, so the compiler makes sure that no
 //! step is left out or runs too early. The values are, in order: [`OurDatabase`], [`FreeSlot`],
-//! [`SlotFacts`], [`Decision`], [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. The steps up to the
-//! decision change nothing in the database.
+//! [`SlotFacts`], [`Decision`], [`ReadySlot`], [`StreamOpen`], [`PredecessorGone`]. Up to the decision, the
+//! session changes nothing in the database, except that it may note problems in the relay's row.
 //!
 //! Not here: the facts (`database`, `standby`), the decision (`plan`), and the loop (`pipeline`).
 

@@ -71,8 +71,8 @@ impl PublicationCheck {
 /// Returns an error if a table is published only through its schema. If somebody removes the schema from the
 /// publication and adds it again, the catalogue keeps no trace of the table's absence.
 ///
-/// The relay relies on such traces if published events get no record. Only a trace then shows that the stream may have
-/// left out rows, because the relay cannot compare rows with records.
+/// The relay needs such traces if published events get no record (`dispatch = exceptions`). In this case it cannot
+/// compare rows with records. Only a trace in the catalogue shows that the stream may have left out rows.
 pub(crate) fn untraced(state: &PublicationState) -> Option<Error> {
     let table = state.untraced().next()?;
     let publication = slot_manager::quoted_identifier(&state.name);

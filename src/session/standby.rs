@@ -57,7 +57,8 @@ impl FreeSlot {
         let mut observe = |slot: &Slot| wait.observe(slot);
         sql.limit_statements(QUERY_TIMEOUT).await?;
         let waited = slots::wait_until_free(sql, name, None, &mut observe).await;
-        // Reset the timeout whatever the result: the next steps use this SQL session, even if there is no slot.
+        // Reset the timeout even if the wait has failed. If there is no slot, the wait fails, but the next steps still
+        // use this SQL session.
         sql.limit_statements(STATEMENT_TIMEOUT).await?;
         views.1.slot_health.set(None);
         views.1.troubles.opening_continues();

@@ -48,9 +48,9 @@ impl StuckPositions {
         }
     }
 
-    /// Whether PostgreSQL failed to decode the WAL, for the first time with the slot at the position `confirmed`.
-    /// `ended` is the error that ended the session. Returns false if `ended` is not a decoding failure. Otherwise
-    /// remembers `confirmed`, in place of the position of the previous failure.
+    /// Whether `ended`, the error that ended the session, is a decoding failure at a new position. `confirmed` is the
+    /// slot's position. This position is new unless the previous decoding failure happened at the same position.
+    /// Remembers the position of a decoding failure until the next one.
     ///
     /// After the first failure at a position, the next session streams from the same slot again, because the failure
     /// may be temporary. After the second failure in a row at this position, the relay marks the slot for recovery.

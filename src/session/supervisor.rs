@@ -150,7 +150,7 @@ struct Watcher {
     state: PublicationState,
     metrics: Metrics,
     audit: Arc<Notify>,
-    /// Limits repeated log lines, each by its name and the error code.
+    /// Throttles repeated log lines. The name and the error code identify a line.
     log: ThrottledLog<(&'static str, Code)>,
     /// Number of delivered events when the relay's row was last written, or when the supervisor started.
     delivered: u64,
@@ -334,8 +334,8 @@ impl Watcher {
     ///
     /// - Both are `None`, and the last write is recent.
     /// - Both exist, the occasion is [`Occasion::Look`], and they have the same state and code.
-    /// - Both exist, the occasion is [`Occasion::Poll`], and the last write is recent. The number of waiting events is
-    ///   the only figure in which they must not differ.
+    /// - Both exist, the occasion is [`Occasion::Poll`], the last write is recent, and they differ only in figures
+    ///   ([`Condition::is_like`]). One figure must be equal: the number of events that wait for topics.
     fn has_said(&self, now: Option<&Condition>, occasion: Occasion) -> bool {
         let Some((said, at)) = &self.said else {
             return false;

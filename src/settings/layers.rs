@@ -34,7 +34,7 @@ const MAY_CONTAIN_PASSWORDS: &[&str] = &[
     "pubsub_emulator_host",
 ];
 
-/// The environment variables as text. Leaves out variables of other programs that are not UTF-8.
+/// The environment variables as text. A variable that is not UTF-8 is left out if Postrider does not read it.
 ///
 /// # Errors
 /// `setting-invalid` if a variable that Postrider reads is not UTF-8; the error does not show its value.

@@ -119,8 +119,8 @@ pub(crate) struct CaptureRecord {
     /// at that time. A relay that captures such a partition again publishes its rows from this floor on.
     pub(crate) uncaptured: BTreeMap<u32, u64>,
     /// Tables that were in `detached` until all their rows had an outcome. Audits and recoveries no longer read
-    /// these tables. But an event in quarantine may need its row there, and the rows may come back: see
-    /// [`SettledTables`].
+    /// these tables. The relay still has to know them, for two reasons. An event in quarantine may need its row
+    /// there. And the rows come back if the table is attached again or gets its name back.
     pub(crate) settled: SettledTables,
     /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
     /// is then the transaction of the restore, not of the original insert.

@@ -91,7 +91,8 @@ pub(crate) async fn exist(sql: &Sql) -> Result<bool, PgError> {
     Ok(sql.query_one(STATEMENT, &[]).await?.get(0))
 }
 
-/// Returns which of today and the next seven days have no partition yet.
+/// Returns the days from today to seven days ahead that have no partition yet. Returns none if the table has no daily
+/// partitions, or if another program creates them.
 ///
 /// # Errors
 /// Database errors.

@@ -1,12 +1,13 @@
 //! Reads how far the relay's records reach: the highest transaction ids and the last WAL position that they name.
 //!
-//! Each id in a record is the oldest transaction that was running at some time (`xmin` of a snapshot). So on one server,
-//! no such id is later than the id of the transaction that writes the record: if that transaction has begun earlier, it
-//! was running itself at that time. In the same way, a record names no WAL that is written after its own WAL.
+//! Each id in a record is the `xmin` of a snapshot: the oldest transaction that was running at that time. The
+//! transaction that writes the record was running at that time too, or began later. So on one server, no id in a record
+//! is higher than the id of the transaction that wrote the record. Likewise, no record names a WAL position after its
+//! own.
 //!
-//! A restored record breaks this rule if the server was set back to an earlier state before: the restore is then an
-//! early transaction that writes a late id. The rule stays broken however many transactions follow, until an `UPDATE`
-//! writes the record again.
+//! Suppose that the server was set back to an earlier state, and that a newer dump of the records was restored. The
+//! restoring transaction then has a low id, but writes the higher ids of the dump. Later transactions do not hide this.
+//! Only an `UPDATE` of the record does, because the row then has the id of the updating transaction.
 //!
 //! Not here: what follows from the facts (`recovery::foreign_records`).
 
@@ -18,9 +19,9 @@ use crate::error::Result;
 use crate::postgres::Sql;
 
 /// Returns the rows that name transaction ids: a description, the highest id in the row, and the transaction that
-/// wrote the row (its `xmin`, extended to 64 bits as in `capture::shape`). Leaves out `added_xids`, which exclude no
-/// row that was inserted by another transaction. Leaves out rows with a permanent `xmin` (below 3), which names no
-/// transaction.
+/// wrote the row (its `xmin`, extended to 64 bits as in `capture::shape`). Leaves out `added_xids`: even if such
+/// an id is too high, the relay skips no row of another transaction because of it. Leaves out rows with a permanent
+/// `xmin` (below 3), which names no transaction.
 const NAMED_IDS: &str = "\
     SELECT named.what, named.highest, next.xid - ((next.xid - named.writer) & 4294967295) \
     FROM ( \

@@ -47,8 +47,8 @@ const SELECT: &str = "\
 ///   before its first audit. `'wrong'` tells a later session that rows may be missing, even if that session has the
 ///   earlier publication.
 ///
-/// A check that finds a fault in the publication writes `''`. An audit must not overwrite a `''` from a check that ran
-/// at the same time. So this statement also replaces an old `''` by `'wrong'`, and every `''` is from this session.
+/// A check that finds a fault in the publication writes `''`. An audit that runs at that time must notice the changed
+/// value. An old `''` would hide the change, so this statement replaces an old `''` by `'wrong'`.
 const TAKE: &str = "\
     INSERT INTO outbox.relay (slot, system_identifier, timeline, confirmed_lsn, instance, \
         dispatch, audited_publication, database_oid) \
@@ -297,8 +297,8 @@ pub(crate) async fn take(
 }
 
 /// Prepares the relay's row before an operator moves the slot ([`WRITE_LEFT`]). `confirmed` is the slot's position
-/// before the move. With `dispatch = full`, no position is recorded. The next session compares all rows or recovers if
-/// the slot is ahead of the last recorded position.
+/// before the move. With `dispatch = full`, no position is recorded. If the slot is then ahead of the last recorded
+/// position, the next session recovers or compares all rows.
 ///
 /// # Errors
 /// Database errors. It is no error if the table does not exist.

@@ -170,8 +170,9 @@ async fn an_id_with_its_table_is_found_without_access_to_other_tables() {
     let ran = run(&database, &file, &["replay", "--dry-run", &bill]).await;
     ran.assert_status(1);
     assert_eq!(ran.stderr, "", "{ran}");
-    // If the named table has no row with this id, the command skips the locked table, and still finds a row in
-    // another table.
+    // If the named table has no row with this id, a command looks in the other tables, and skips `public.notes`, which
+    // is locked. No other table has a row with the id `GONE`, so the release succeeds. The discard is refused, because
+    // the row with the id `ORDER` is in `outbox.events`.
     let gone = format!("outbox.events:{GONE}");
     let ran = run(&database, &file, &["quarantine", "release", &gone]).await;
     ran.assert_status(0);

@@ -101,8 +101,8 @@ async fn no_chunk_reads_a_whole_table_and_each_row_is_judged_once() {
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     database.execute("select pg_stat_clear_snapshot()").await;
     assert_eq!(database.number(scans).await, scans_before);
-    // Each event needs 6 index fetches: `prune` fetches the row and its record to decide about the row,
-    // both again to delete the row, and later the record twice. The limit of 8 leaves some room.
+    // Each event needs 6 index fetches. `prune` fetches the row and its record twice: to decide about the row, and to
+    // delete the row. Later it fetches the record twice more. The limit of 8 leaves some room.
     let fetched = database.number(fetched).await - fetched_before;
     assert!(fetched < 200_000 * 8, "{fetched}");
     assert_eq!(

@@ -134,7 +134,8 @@ impl SameServer {
         said
     }
 
-    /// The commands refuse the slot of the old database, and the relay its records. Both say what to do.
+    /// Checks that `recover` refuses the slot, which belongs to the old database, and that the relay refuses the copied
+    /// records. Each error must name the command that helps.
     fn is_refused(&self, stage: &Playground) {
         for script in [&*self.dry_run, &*self.adopt, "postrider run"] {
             let (succeeded, said) = self.run(stage, script);

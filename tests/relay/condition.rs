@@ -277,7 +277,8 @@ async fn outcomes_that_cannot_be_recorded_block_the_relay_on_the_database() {
     wait_for_state(&addr, "streaming").await;
     database.wait_until_recorded().await;
 
-    // The log must say that the writer works again only if an earlier line has said that the writer fails.
+    // The relay logs a failure of the writer at most once in ten seconds, so it may not log this second failure. Then
+    // it must not log either that outcomes are recorded again.
     let refusals = "SELECT last_value FROM public.refusals";
     let before = database.number(refusals).await;
     database.execute(refuse).await;
@@ -352,8 +353,8 @@ async fn on_an_older_schema_a_relay_stops_before_it_stands_by_and_the_commands_w
     }
 }
 
-/// Only the newest column of `outbox.capture` is missing, as if the latest migration had not been applied. Without the
-/// check, the second relay would stand by, and stop only when the first relay has ended.
+/// Only the newest column of `outbox.capture` is missing, as if the latest migration had not been applied. The second
+/// relay must notice this before it becomes a standby. Otherwise it would stop only at its takeover.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_stops_before_it_stands_by_if_only_the_latest_migration_is_missing() {
     let database = Database::start().await;

@@ -189,9 +189,9 @@ async fn a_relay_that_lost_its_slot_waits_for_a_free_one() {
         std::future::ready((now >= before + 4).then_some(()))
     })
     .await;
-    // The first attempt recovers because the slot is missing. Then it fails, so every later attempt recovers
-    // because a recovery is unfinished. The relay logs the first attempt of each cause, and suppresses the lines of
-    // the attempts that follow soon.
+    // Each attempt is a recovery that fails. The cause of the first is the missing slot. The cause of all later ones is
+    // the unfinished recovery. The relay logs each cause once, because it suppresses lines with the same cause that
+    // follow soon.
     let lines = relay.log().matches("recovering: ").count();
     assert_eq!(lines, 2, "{}", relay.log());
     database

@@ -78,8 +78,8 @@ impl Stage<'_> {
         let seat = self.take_down(down).await?;
         let client = self.database.connect().await?;
         let slot = &self.database.name;
-        // If the relay was stopped before its session began, it has recorded no position. Then the next relay cannot
-        // know that the slot was recreated. So in this case only drop the slot.
+        // If the relay was stopped before its session began, it has recorded no position. The next relay could then
+        // not notice a recreated slot. So in this case, drop the slot and do not recreate it.
         let is_told = down != Down::Stopped || count(&client, LEFT).await? > 0;
         match loss {
             Loss::Dropped => drop_slot(&client, slot).await?,

@@ -222,8 +222,8 @@ impl Plan {
     }
 
     /// Whether some rows may be late: the stream omits them, and the relay publishes them after later rows of their
-    /// key. With `exceptions`, a recreated slot makes no row late. The relay notices the new slot before it streams,
-    /// and first publishes the rows that this slot omits from the tables.
+    /// key. With `exceptions`, a recreated slot makes no row late. The relay notices the new slot before it streams.
+    /// It first reads the tables, and publishes the rows that this slot omits.
     pub(crate) fn leaves_late_rows(&self) -> bool {
         let late = |step: &Step| match step.fault {
             Fault::SlotLost(..) if self.relay.exceptions => false,

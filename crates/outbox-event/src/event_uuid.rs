@@ -41,9 +41,9 @@ impl TableIdentity {
         }
     }
 
-    /// Sets the transactions that added the column `inserted_xid` to the table. PostgreSQL fills a new column
-    /// in the existing rows with the transaction that added the column. So the transaction that really inserted
-    /// such a row is unknown.
+    /// Sets the transactions that added the column `inserted_xid` to the table. In the rows that exist at that
+    /// time, PostgreSQL sets the new column to the transaction that added it. So the column does not say which
+    /// transaction inserted these rows.
     #[must_use]
     pub fn with_added_xids(self, added_xids: &[u64]) -> Self {
         Self {

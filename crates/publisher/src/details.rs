@@ -4,8 +4,8 @@
 //!
 //! The domain of an error says who reports the error. The domain `googleapis.com` belongs to Google's service
 //! infrastructure, which reports a disabled API, for example. Such an error is never the fault of the messages.
-//! Pub/Sub itself uses the domain `pubsub.googleapis.com`. Its reasons can blame a message, for example with a
-//! name such as INVALID_JSON_AVRO_MESSAGE if the message does not fit its topic's schema.
+//! Pub/Sub itself uses the domain `pubsub.googleapis.com`. Its reasons can blame a message. For example, the
+//! reason INVALID_JSON_AVRO_MESSAGE says that a message does not fit its topic's schema.
 //!
 //! Sources: google/rpc/status.proto and error_details.proto; google/api/error_reason.proto for the domain
 //! `googleapis.com`.

@@ -1,8 +1,8 @@
 //! Pub/Sub's answer: the ids of the stored messages.
 //!
-//! All ids of an answer are stored in one string, together with their offsets. The relay only copies
-//! each id into its dispatch row, so the allocation of a string for each of millions of ids would
-//! cost too much.
+//! One string contains all ids of an answer, and a list contains the offsets at which the ids begin. This
+//! avoids millions of allocations, because an id needs no string of its own: the relay only copies it into its
+//! dispatch row.
 //!
 //! Source: google/pubsub/v1/pubsub.proto, `PublishResponse { repeated string message_ids = 1; }`.
 

@@ -1,7 +1,7 @@
 //! The error type of this crate: why a connection or a session failed.
 //!
-//! Callers branch on the [`ErrorKind`] and its SQLSTATE, never on a text. No text contains a
-//! password or any part of a URL.
+//! Callers branch on the [`ErrorKind`] and its SQLSTATE, never on a text. No text contains a password. A text may
+//! name the user, server and database of a connection. But an error about an invalid URL shows no part of the URL.
 
 use printable::printable;
 use thiserror::Error;

@@ -196,7 +196,7 @@ impl Watermark {
         found.map(|pending| pending.commit)
     }
 
-    /// Whether this transaction has events without an outcome, also while it is open.
+    /// Whether this transaction has events without an outcome. The transaction may be open or ended.
     #[inline]
     pub fn is_unresolved(&self, transaction: CommitLsn) -> bool {
         if let Some(open) = self.open.as_ref().filter(|open| open.commit == transaction) {

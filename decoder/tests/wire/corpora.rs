@@ -1,5 +1,6 @@
-//! Checks each input of the corpora in `decoder/fuzz/corpus/` as its fuzz target does. A fault that fuzzing has
-//! found cannot return unnoticed, and the code of the checks always compiles.
+//! Checks each input of the corpora in `decoder/fuzz/corpus/` as its fuzz target does. So a fault that fuzzing has
+//! found cannot return unnoticed. Also, an ordinary build does not compile the fuzz targets, but these tests do compile
+//! the checks in `decoder/fuzz/inputs/`.
 
 #[path = "../../fuzz/inputs/frame.rs"]
 mod frame;

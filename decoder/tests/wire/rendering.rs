@@ -1,5 +1,6 @@
-//! Renders messages as text for snapshots. The text is the same for every server: it omits positions, times and
-//! transaction ids, and shows names instead of OIDs for relations and for types that are not built in.
+//! Renders messages as text for snapshots. The text is the same for every server: it omits the server's positions,
+//! times and transaction ids, and shows names instead of OIDs for relations and for types that are not built in. It
+//! shows the position in an Origin, because `capture.sh` chooses that position.
 
 use std::collections::HashMap;
 use std::fmt::Write;

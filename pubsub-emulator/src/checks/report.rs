@@ -152,8 +152,8 @@ impl Report {
         self.violations.is_empty()
     }
 
-    /// The number of duplicates whose previous copy was answered. The client had no reason to
-    /// publish these events again.
+    /// The number of duplicates whose previous copy was answered. The journal shows no reason to publish
+    /// these events again (see [`Reason::Unexplained`]).
     pub fn unexplained_duplicates(&self) -> usize {
         let unexplained = |duplicate: &&Duplicate| duplicate.reason == Reason::Unexplained;
         self.duplicates.iter().filter(unexplained).count()

@@ -187,7 +187,8 @@ impl Backlog {
         self.deadlines.insert((deadline, token));
     }
 
-    /// Makes each message whose lease has ended by `now` wait again, with all later messages of its lane.
+    /// Ends the leases whose deadline has passed at the time `now`. Their messages wait again, together with all
+    /// later messages of their lanes.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, token)) = self.deadlines.first()
             && deadline <= now

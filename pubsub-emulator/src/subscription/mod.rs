@@ -292,8 +292,8 @@ impl Subscription {
         Ok(())
     }
 
-    /// Drops the backlog, and from now on drops every message that is published before `time`. The caller
-    /// refuses a `time` in the past, because the emulator keeps no acknowledged messages to deliver again.
+    /// Drops the backlog. If `time` is in the future, also drops every message that is published before `time`. The
+    /// caller refuses a `time` in the past, because the emulator keeps no acknowledged messages to deliver again.
     pub(crate) fn seek(&self, time: SystemTime) -> Result<(), Status> {
         let mut state = self.state();
         self.check_present(&state)?;

@@ -41,8 +41,8 @@ impl TableState {
 }
 
 impl PublicationState {
-    /// Returns a problem if the table has no column `inserted_xid` yet and the column list of the publication
-    /// would leave out this column after somebody added it to the table. Otherwise returns `None`.
+    /// Returns a problem if the table has no column `inserted_xid` yet, and the publication has a column list
+    /// without this column. If somebody added the column to the table, the publication would not send it.
     #[must_use]
     pub fn would_leave_out_inserted_xid(&self, table: &QualifiedName) -> Option<Problem> {
         let table = self

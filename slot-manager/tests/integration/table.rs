@@ -56,7 +56,8 @@ async fn a_shape_says_which_columns_identify_and_order_the_rows() {
     assert!(seq.column == "seq" && !seq.is_steady && !seq.is_indexed && seq.is_nullable);
     assert_eq!(seq.numbering, None);
 
-    // An index with the other order of NULLs does not return the rows in the order in which the relay reads them.
+    // The relay reads the rows by ascending `seq`, NULLs last. An index with `desc nulls last` cannot return this
+    // order, even if PostgreSQL reads the index backwards.
     for (order, is_indexed) in [("desc nulls last", false), ("desc", true)] {
         let index = format!("create index on shop.\"Events\" (seq {order})");
         run(&client, &index).await;

@@ -1,9 +1,11 @@
-//! Finds the capture record of a table whose OID no record has, by the table's name.
+//! Finds the capture record of a table by the table's name, if no record has the table's OID.
 //!
-//! The table then gets the identity of the record. The stream may still contain rows of the earlier table with this
-//! identity. If one transaction inserted rows with equal ids into both tables, these rows would get the same event id,
-//! and one of them would be lost. So the name decides only if the table seems to have had no other captured name
-//! before: while it had another name, both tables were captured at the same time.
+//! The new table then gets the identity of the earlier table, and event ids are computed from the identity. The stream
+//! may still contain rows of the earlier table.
+//!
+//! This would be wrong if both tables were captured at the same time, the new table under another configured name. One
+//! transaction may then have inserted rows with equal ids into both tables. These rows would get the same event id, and
+//! one of them would be lost. So the name decides only if the new table seems to have had no other captured name.
 
 use slot_manager::QualifiedName;
 
@@ -22,8 +24,8 @@ pub(super) fn known_by_name<'r>(
         .map(|known| known.identity.as_str())
         .collect();
     let is_free = |known: &&CaptureRecord| !taken.contains(&known.identity.as_str());
-    // Whether a table was renamed to another captured name, and a new table got its name. Another new table may have
-    // had this name in between, because the tables may have been rotated several times.
+    // Whether the table of the record was renamed to another captured name, and a new table has its earlier name now.
+    // The tables may have been rotated several times, so any other new table may have had this name in between.
     let is_passed_on = |known: &CaptureRecord| {
         let mut new = found.iter().filter(|found| by_oid(found).is_none());
         !is_free(&known) && new.any(|found| found.table == known.table)

@@ -89,10 +89,11 @@ pub(super) async fn brought_up(
     };
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
-    // The rows of former tables keep their event ids. The record knows only a limited number of tables, so begin with
-    // those that the relay needs least.
+    // The rows of former tables keep their event ids, so record the suffix of each former table. The record has room
+    // for a limited number of tables, and a new one may displace an earlier one. So begin with those that the relay
+    // needs least.
     let former = known.settled.keys().chain(&record.detached);
-    // Also record the OID of a partitioned table, because only the partitions have rows to read.
+    // `former` has only tables with rows of their own. A partitioned table has none, so add its OID here.
     for oid in former.chain([&known.oid]) {
         if !record.id_suffixes.knows(*oid) {
             record.id_suffixes = record.id_suffixes.with_copy(*oid, known.oid);

@@ -205,8 +205,8 @@ fn a_new_table_under_the_old_name_of_a_renamed_one_gets_its_own_identity() {
     assert_eq!(identity(&"a.z".parse().unwrap(), &records), "a.z");
 }
 
-/// Rows of the dropped table a.y may still be in the WAL, and have the identity a.y. The table with this name now may
-/// have been captured beside it, so it gets another identity.
+/// Rows of the dropped table a.y may still be in the WAL, and have the identity a.y. The table that is called a.y now
+/// may have been captured under another name at the same time. So it gets another identity.
 #[test]
 fn a_table_that_may_have_had_another_captured_name_does_not_get_the_identity_of_its_present_name() {
     let records = [
@@ -214,7 +214,7 @@ fn a_table_that_may_have_had_another_captured_name_does_not_get_the_identity_of_
         record("a.y", "a.y", 3),
         record("a.z", "a.z", 4),
     ];
-    // a.x was renamed to a.z, its successor to a.y, and its successor has the name a.x now.
+    // Table 2 was renamed from a.x to a.z. Then table 10 was created as a.x and renamed to a.y. Table 11 is a.x now.
     let rotated = [found("a.x", 11), found("a.y", 10), found("a.z", 2)];
     assert_eq!(identities(&rotated, &records), [None, None, some("a.x")]);
     let replaced = [found("a.x", 2), found("a.y", 10), found("a.z", 11)];
@@ -229,7 +229,7 @@ fn a_table_that_may_have_had_another_captured_name_does_not_get_the_identity_of_
     let detached = [found("a.x", 2), found("a.y", 7)];
     let known = [with_partition.clone(), y.clone()];
     assert_eq!(identities(&detached, &known), [some("a.x"), None]);
-    // Another slot has captured a table of this name. The name still decides, so that this relay is refused.
+    // The record with the name a.y belongs to another slot. The name then decides, so that the relay is refused.
     let of_another = CaptureRecord {
         slot: "another".into(),
         ..y.clone()

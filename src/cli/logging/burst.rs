@@ -52,8 +52,8 @@ impl<S: Subscriber> Layer<S> for BurstLimit {
 }
 
 impl DroppedLines {
-    /// Logs how many lines were dropped. This line has the level of the dropped lines, so the log filter shows
-    /// it if it would have shown them.
+    /// Logs how many lines were dropped. The new line has the level of the dropped lines, so a log filter that hides
+    /// the dropped lines hides the new line too.
     fn tell(self) {
         let Self {
             level,

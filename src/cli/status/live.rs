@@ -54,7 +54,7 @@ struct Figures {
     headroom_bytes: Option<u64>,
 }
 
-/// Selects the number that one graph shows from the numbers of a snapshot.
+/// Selects one number of a snapshot: the number that a graph shows.
 type Figure = fn(&Figures) -> Option<u64>;
 
 #[derive(Debug, Default)]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::lines::LineBudget;
 use super::{Failing, LanesOfTopic};
 
-/// How long a topic is kept after its last failure. If the relay was a standby for longer, another relay may have
-/// published to the topic since.
+/// How long a topic is kept after its last failure. An older failure proves little: the relay may have been a standby
+/// since, and another relay may have published to the topic.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// The failing topics of the sessions that have ended. Clones share them.

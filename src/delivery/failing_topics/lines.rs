@@ -144,9 +144,12 @@ mod tests {
         }
     }
 
-    /// Returns the log of `run`. The test `name` of this module calls this function. The function first starts a new
-    /// process that runs only this test, checks that the test passes, and returns `None`. In the new process, it calls
-    /// `run` and returns the log.
+    /// Returns the log of `run`, which must run in a process without other tests. `name` is the test of this module
+    /// that calls this function. The test runs twice:
+    ///
+    /// - In the usual test process, this function starts a second process for this test alone, checks that the test
+    ///   passes there, and returns `None`.
+    /// - In the second process, this function calls `run`, and returns the log.
     ///
     /// In a process with other tests, the log may be incomplete. While another thread reaches a log statement for the
     /// first time, tracing does not ask a new subscriber about the statement, so our log would lack its lines.

@@ -30,9 +30,10 @@
 //!   ([`FlowControl::may_linger`]).
 //! - **Lingering does not fill requests.** Messages use [`UNSHARED_HIGH`], but nearly every lane has only one message.
 //!
-//! In each case, the relay alternates between lanes with enough events for an efficient request, and the lanes that
-//! have waited longest (`lanes`). The case ends while other lanes still have events, and these lanes linger again. If
-//! it ended only when all lanes are empty, requests would have half as many messages.
+//! In each case, the relay alternates between the lanes with enough events for an efficient request and the lanes that
+//! have waited longest (`lanes`). Each case ends before the relay has sent the events of all lanes. The remaining lanes
+//! then linger again and collect more events. If a case ended only when all lanes are empty, requests would have half
+//! as many messages.
 
 pub(crate) mod backlog;
 mod memory;

@@ -33,7 +33,9 @@ pub(super) struct FormerTables {
     /// The OIDs of all former tables that the readers were made for. There may be hundreds of readers, so
     /// they are made again only if this list changes.
     oids: Vec<u32>,
-    /// In order of `settled`. An event is usually in the first table that was settled after its commit.
+    /// The tables that can be searched, each with its reader. Tables that are not settled come first. Then come the
+    /// settled tables, in the order in which they were settled. An event of a settled table is usually in the first
+    /// one that was settled after the event's commit.
     tables: Vec<(DetachedTable, TableReader)>,
     /// The tables that cannot be searched, each with the reason or the remedy.
     unreadable: Vec<String>,

@@ -1,9 +1,9 @@
 //! A task that reads released rows from `outbox.dispatch`, and marks rows as released or quarantined. The
 //! task has its own connection, and answers one request at a time.
 //!
-//! The task looks up the rows of a page one by one, so it has only one row in memory, however large the rows
-//! are. It looks in the captured tables, and then in former tables (`former_tables`). The session takes each event when it has room. If a request fails,
-//! the task reports the error, and the session asks again later, over a new connection.
+//! The task looks up the rows of a page one by one, so it has only one row in memory, however large the rows are. It
+//! searches the captured tables, then the former tables (`former_tables`). The session takes each event when it has
+//! room. If a request fails, the task reports the error, and opens a new connection for the next request.
 //!
 //! Not here: what to request and when, and what happens to an event.
 

@@ -95,8 +95,8 @@ struct World {
     most: usize,
     /// The present limit on requests in flight.
     limit: usize,
-    /// Set while no request reaches Pub/Sub. The `Instant` is the time at which the next attempt may start. The
-    /// `Duration` is the minimum time between the start of the next attempt and the start of the attempt after it.
+    /// Set while no request reaches Pub/Sub. The `Instant` is the time at which the next attempt may start. Once that
+    /// attempt has started, no other attempt may start for the `Duration`.
     probing: Option<(Duration, Instant)>,
     /// When the test last called `Lanes::next_request`.
     asked_at: Option<Instant>,

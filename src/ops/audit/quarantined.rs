@@ -28,7 +28,7 @@ pub(crate) struct QuarantinedElsewhere {
     pub(crate) without_row: u64,
 }
 
-/// The events in quarantine that need their rows in a settled table.
+/// A settled table, and the number of events in quarantine whose rows are in it.
 #[derive(Debug, Serialize)]
 pub(crate) struct FormerTableAudit {
     pub(crate) table: String,

@@ -1,7 +1,8 @@
 //! Checks whether `postrider run` could open its HTTP port on this machine.
 //!
-//! A port that another process uses is an error, because the relay would stop. If the process is a relay of the
-//! same slot, the port is only a note. To find out, the check asks the port for the name of the slot.
+//! If another process uses the port, the finding is an error, because the relay would stop. If that process is a
+//! relay of the same slot, the finding is only a note. To tell the two cases apart, the check requests `/status` from
+//! the port and reads the name of the slot.
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -63,7 +63,7 @@ pub(super) async fn one(sql: &Sql, settings: &Settings, number: usize) -> Result
     SearchedTable::new(sql, settings, &tables[number], captured).await
 }
 
-/// The former tables, in which a record may have its row although no captured table has the row.
+/// The former tables. The row of an event with a record may be in a former table instead of a captured table.
 pub(super) struct SearchedFormerTables {
     pub(super) tables: Vec<SearchedTable>,
     /// The tables that our role cannot read, each with the remedy.

@@ -40,8 +40,8 @@ pub(super) struct UnrecordedFacts {
     pub(super) records: RecordKeeping,
 }
 
-/// The beginning of the meaning of an event in quarantine, if some former tables could not be searched. The tables and
-/// remedies follow.
+/// The beginning of `EventReport::meaning` for an event in quarantine whose row was not found, if some former tables
+/// could not be searched. The names of these tables and the remedies follow.
 pub(super) const NOT_SEARCHED: &str = "in quarantine, and its row is in no table that could be searched. The row may \
     be in a former table, such as a detached partition. To release the event, let the relay read this table: ";
 

@@ -154,9 +154,10 @@ pub(crate) struct KeptRows {
     pub(crate) quarantined: u64,
     /// Rows without an outcome.
     pub(crate) waiting: u64,
-    /// Rows of published events that the slot has not confirmed yet.
+    /// Rows of published or discarded events that the slot has not confirmed yet.
     pub(crate) unconfirmed: u64,
-    /// Rows of published and confirmed events whose transactions are not below the floor of the table yet.
+    /// Rows of published or discarded events that the slot has confirmed, but whose transactions are not below the
+    /// floor of the table yet.
     pub(crate) above_floor: u64,
     /// Rows from before the capture. They stay, because the relay does not know whether anybody needs them.
     pub(crate) not_captured: u64,

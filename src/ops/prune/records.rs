@@ -229,8 +229,8 @@ async fn kept_records(
     let settled = detached::find_settled(sql, tables, captured).await?;
     let (mut up_to, mut notes) = (EventPosition::default(), Vec::new());
     if context.request.who == Pruning::Relay {
-        // All records of these tables' rows are older than the positions at which the tables were settled. The relay
-        // prunes again and again, and would look up the same records each time.
+        // Keep all records up to the last position at which a table was settled: they include all records of these
+        // tables' rows. Looking them up instead would repeat the same work in every run of the relay.
         let last = settled.iter().filter_map(|table| table.settled).max();
         up_to.commit = last.map(CommitLsn::new).unwrap_or_default();
     } else {
@@ -319,8 +319,8 @@ fn before_sql(settled: Lsn) -> String {
 /// Returns an SQL condition on a record `w`, which is a row of outbox.dispatch. The condition is true if the table
 /// contains the outbox row of the record's event, and this outbox row, `e`, meets the SQL condition `condition`.
 ///
-/// If PostgreSQL cannot look up outbox rows by an index, the condition is true for all records of the table. If the
-/// records do not show which table they belong to, the function returns the inner error instead.
+/// If no index serves to look up the outbox rows, the condition is true for all records whose `source_id` names the
+/// table. If there is no such index and the records have no `source_id`, the function returns the inner error.
 ///
 /// `offset 0` makes PostgreSQL look up the outbox row of each record, instead of reading the whole table at once.
 pub(in crate::ops) async fn exists_sql(

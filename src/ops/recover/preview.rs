@@ -119,7 +119,7 @@ async fn tables(
     }
     for captured in known.iter_mut().filter(|_| situation.is_foreign()) {
         captured.record.is_adopted = true;
-        // The rows of these tables had an outcome in the later state, but may have none in this one.
+        // Read the settled tables too. All their rows had an outcome in the later state, but may have none in this one.
         let settled = std::mem::take(&mut captured.record.settled);
         captured.record.detached.extend(settled.into_keys());
     }

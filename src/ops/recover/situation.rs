@@ -29,12 +29,12 @@ pub(crate) struct Situation {
     /// The slot's confirmed position, if nobody reads the slot and a relay could continue to stream from this
     /// position without a recovery.
     pub(super) usable_from: Option<Lsn>,
-    /// Why the next session of a relay would begin with a recovery. `None` if the session would stream at
-    /// once.
+    /// Why the next session of a relay would not simply stream from the slot: it would recover, create its first slot,
+    /// or stop. `None` if it would simply stream.
     pub(crate) why: Option<RecoveryReason>,
 }
 
-/// A reason to recover.
+/// Why a relay would not simply stream from its slot. [`ReasonEffect`] says what the relay would do instead.
 pub(crate) struct RecoveryReason {
     /// In kebab case, such as `slot-missing`.
     pub(crate) name: &'static str,
@@ -46,7 +46,7 @@ pub(crate) struct RecoveryReason {
     pub(crate) effect: ReasonEffect,
 }
 
-/// What a relay does if there is a reason to recover.
+/// What a relay does if it cannot simply stream from its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReasonEffect {
     /// The relay recovers.
@@ -188,7 +188,8 @@ impl Situation {
             SlotVerdict::Stream { .. } | SlotVerdict::Continue { .. } => return None,
             SlotVerdict::Keep { reason, .. } | SlotVerdict::Recover(reason) => reason,
         };
-        // A relay that reads the slot has moved it, and records its position only now and then.
+        // If a relay reads the slot, `SlotUnproven` is no reason to recover. That relay moves the slot all the time
+        // and records its position only now and then, so the slot may be far past the recorded position.
         let is_read = facts.slot.is_some_and(health::is_read_by_relay);
         let is_of_the_reader = is_read && matches!(cause, RecoveryCause::SlotUnproven { .. });
         (!is_of_the_reader).then(|| RecoveryReason::of(&cause, slot, *slot_on_loss))

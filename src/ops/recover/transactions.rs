@@ -48,8 +48,8 @@ pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
 }
 
 /// No cluster reaches this transaction id: at 100,000 transactions per second it would need 89 years. If a
-/// row has such an `inserted_xid`, somebody inserted it with an explicit value. The comparison then uses the
-/// row's `xmin`.
+/// row has such an `inserted_xid`, somebody inserted it with an explicit value. [`refuse_lower`] ignores this value.
+/// The relay uses the row's `xmin` instead (`Shape::inserted_xid_sql`).
 const IMPOSSIBLE: u64 = 1 << 48;
 
 /// How many transactions one file of `pg_xact` covers: 32 pages of 8 KiB, 2 bits each.

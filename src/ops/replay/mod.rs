@@ -58,8 +58,8 @@ pub(crate) struct ReplayCriteria {
 }
 
 /// Maximum time to wait for the records of the events that were committed before the replay. A relay that keeps up
-/// needs less than two seconds. With an event that waits for long, for example for a missing topic, the slot confirms
-/// nothing, so the replay then begins without waiting longer.
+/// needs less than two seconds. After the maximum time the replay begins in any case. Otherwise an event that waits for
+/// a missing topic could delay the replay for long, because the slot confirms no position after such an event.
 const RECORDED_WAIT: Duration = Duration::from_secs(5);
 
 /// The progress of a replay.

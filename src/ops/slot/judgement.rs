@@ -72,8 +72,8 @@ impl CommandFacts<'_> {
     }
 }
 
-/// Returns the limit for [`PendingEvents::oldest_against`]. If only a lower bound of the oldest event's age is known,
-/// the bound counts as the age if it reaches the limit. Below the limit, the age counts as unknown.
+/// Returns the limit for [`PendingEvents::oldest_against`]. The limit matters only if the known age of the oldest event
+/// is a lower bound. If this bound reaches the limit, it counts as the age. Otherwise the age counts as unknown.
 ///
 /// Usually the limit is `warn_lag` or `error_lag`, whichever is smaller.
 ///

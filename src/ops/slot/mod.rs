@@ -278,7 +278,7 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
 }
 
 /// Returns the error with which a relay refuses records of a later state of the server. Returns `None` if the records
-/// belong to this state, or cannot be read. The slot's health already shows that records come from another cluster.
+/// belong to this state, or cannot be read. Ignores records of another cluster, which the slot's health already shows.
 async fn later_records(sql: &Sql, name: &SlotName, cluster: &Cluster) -> Result<Option<Error>> {
     let foreign = unless_unknown(ForeignRecords::find(sql, name, None, cluster).await)?;
     Ok(foreign.map(|foreign| foreign.error(name)))

@@ -74,10 +74,10 @@ impl Pipeline {
     ///
     /// - The event has an outcome already.
     /// - This session is already sending the event because of an earlier move of the row. The event may still fail. But
-    ///   the relay confirms positions in order, and does not confirm the earlier move before the event has an outcome.
-    ///   So it cannot confirm this later move before either.
-    /// - The auditor has read the row from the table, and the event has no outcome yet. Until the outcome, the floor of
-    ///   the table does not rise, so a later audit would find the row again.
+    ///   the relay confirms positions in order, and confirms the earlier move only after the event has an outcome. So
+    ///   it cannot confirm this later move too early.
+    /// - The auditor has read the row from the table, and the event has no outcome yet. The floor of the table rises
+    ///   only after the event has an outcome. If the session ends earlier, a later audit finds the row again.
     async fn take_moved(&mut self, MovedRow { moved, row }: MovedRow) -> Result<()> {
         let commit = row.commit();
         let watermark = &self.watermark;

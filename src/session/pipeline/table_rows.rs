@@ -1,4 +1,5 @@
-//! Takes the rows that the recovery and the auditor have read from the tables, and answers their questions.
+//! Takes the rows that the recovery and the auditor have read from the tables. Also answers the
+//! questions of the recovery and the auditor, for example whether all these rows are resolved.
 
 use bytes::Bytes;
 

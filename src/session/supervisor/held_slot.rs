@@ -24,7 +24,7 @@ pub(super) fn health_of(slot: &Slot, origin: DatabaseOrigin, oldest: Option<f64>
 }
 
 /// Renews the proof of our lease. PostgreSQL shows when we sent the last status message that it has
-/// processed. The lease is proved from that time on.
+/// processed. The lease runs from the time when we sent this message.
 pub(super) async fn prove_lease(sql: &Sql, proof: &LeaseProof, walsender: i32) -> Result<()> {
     let asked_at = Instant::now();
     match activity::last_reply(sql, walsender).await? {

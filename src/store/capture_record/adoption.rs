@@ -28,9 +28,13 @@ const SUFFIX: &str = "\
 
 /// Resets the floors of all records and replaces their OIDs, because the values from another cluster or from a later
 /// state of this server are not valid here. The next audit or recovery then covers all rows except those that `since`
-/// excludes. With `keeps_detached`, also covers the recorded partitions that are no longer part of their table, and
-/// the settled tables, whose rows had an outcome only in the later state: the records come from this database, so the
-/// OIDs of these tables may be valid.
+/// excludes.
+///
+/// `keeps_detached` says that the records come from a later state of this database. The recorded OIDs of former tables
+/// may then be valid, so the next audit or recovery also covers these tables:
+///
+/// - the recorded partitions that are no longer part of their table
+/// - the settled tables, because the outcomes of their rows may have been recorded only in the later state
 ///
 /// # Errors
 /// Database errors.

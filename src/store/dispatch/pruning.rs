@@ -7,8 +7,11 @@ use decoder::Lsn;
 pub(crate) const GO: &str = "go";
 
 /// Selects the name of one captured table that still exists, but is not among the identities in `$1`. If there is
-/// such a table, no record may be deleted, because the record might belong to one of its rows. A recorded name counts
-/// only if the table with this name has no record in `$1`: after a rotation, another captured table has the name.
+/// such a table, no dispatch row may be deleted, because the dispatch row might belong to one of the table's rows.
+///
+/// The statement looks for a table with the recorded OID, and then for a table with the recorded name. It ignores a
+/// table with the recorded name if `$1` contains this table's own identity. This happens after a rotation, when the
+/// name belongs to another captured table.
 pub(crate) const OTHER_TABLES: &str = "\
     select case when r.oid is null then n.name else c.table_oid::pg_catalog.regclass::text end \
     from outbox.capture c \

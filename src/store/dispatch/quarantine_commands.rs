@@ -255,8 +255,8 @@ pub(crate) async fn count(sql: &Sql, filter: &QuarantineFilter) -> Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
 }
 
-/// Returns how many different events without a final outcome match a condition on their record `w`: events in
-/// quarantine, and events that an operator has released.
+/// Counts the events that have a quarantined or released record `w` which meets the condition. An event with several
+/// such records counts once.
 ///
 /// # Errors
 /// Database errors.

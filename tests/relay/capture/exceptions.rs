@@ -348,8 +348,8 @@ async fn a_partition_filled_and_attached_by_one_transaction_is_published_without
     world.assert_published(relay).await;
 }
 
-/// The moved rows have no records, because the relay published them with `dispatch = exceptions`. The relay
-/// must not repeat them in spite of that.
+/// The moved rows have no records, because the relay published them with `dispatch = exceptions`. Even so,
+/// the relay must not publish them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_switch_back_to_full_records_rows_moved_to_another_partition_are_not_repeated() {
     let (mut world, relay) = served(Kind::Partitioned).await;

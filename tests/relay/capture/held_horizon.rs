@@ -1,6 +1,6 @@
-//! Tests of a first start while a standby server holds back the xmin horizon of the primary server: with
-//! `hot_standby_feedback` for an open query, or with its physical slot. PostgreSQL then keeps old row versions,
-//! but the relay must not mistake an old row for a new one, or a new row for an old one.
+//! Tests of a first start while a standby server holds back the xmin horizon of the primary server. At first an open
+//! query on the standby server holds the horizon back (`hot_standby_feedback`), later only the physical slot of the
+//! standby server. Even then the relay must not mistake an old row for a new one, or a new row for an old one.
 
 use scratch_postgres::{ScratchPostgres, StopMode};
 

@@ -83,9 +83,8 @@ async fn rows_of_a_table_that_becomes_a_partition_are_published_without_records(
     }
 }
 
-/// Commits new rows, with all rows of a key in the same partition. When a partition is no longer captured, the
-/// relay publishes its rows first. So the rows of a key could be published out of order if some of them were in a
-/// partition that is still captured.
+/// Commits new rows. All rows of a key are in the same partition. Otherwise they could be published out of order: when
+/// only one partition stays captured, the relay publishes the rows of the other partitions first.
 async fn insert_by_partition(world: &mut World, rows: u32) {
     let (first, last) = (world.next, world.next + rows - 1);
     world.next += rows;

@@ -67,8 +67,8 @@ async fn settle(world: &mut World, relay: Relay) {
 }
 
 /// The SQL `begin_again` makes the ids of new rows start at 1 again, below the highest id that the relay
-/// has recorded. Checks that a recovery still finds all rows: a recovery right afterwards, and a
-/// recovery after the relay has audited rows with new ids.
+/// has recorded. Checks that a recovery still finds all rows, in two cases: no relay has run since the ids
+/// began again, or a relay has already audited rows with the new ids.
 async fn numbers_that_begin_again_hide_no_row_from_a_recovery(begin_again: &str, publish: &str) {
     for is_seen in [false, true] {
         numbers_begin_again(begin_again, publish, is_seen).await;

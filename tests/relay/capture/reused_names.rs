@@ -1,5 +1,6 @@
-//! Tests in which rows in the WAL belong to a table whose name another captured table has now. Their event ids must
-//! not change. Otherwise consumers could not recognise repeats, and rows of two tables could get one event id.
+//! Tests in which one captured table gets the name of another, while the WAL still contains rows of both. The event ids
+//! of these rows must not change. Otherwise consumers could not recognise repeats, and rows of two tables could get one
+//! event id.
 
 use super::World;
 use super::table::Kind;
@@ -37,7 +38,7 @@ impl World {
     }
 
     /// Inserts rows with the ids `first` to `last` into each table, in one transaction, and expects their events.
-    /// Each table has its own keys. `tables` has the name of each table now, and its identity.
+    /// Each table has its own keys. `tables` contains the present name and the identity of each table.
     async fn insert_equal_ids(&mut self, tables: &[(&str, &str)], first: u32, last: u32) {
         let mut insert = "BEGIN;".to_owned();
         for (name, identity) in tables {
@@ -57,8 +58,8 @@ impl World {
         }
     }
 
-    /// Gives the name of the captured table to a new table, and the name `to` to the captured table. Drops `to`, or
-    /// renames it.
+    /// Drops the table `to` or renames it, as `fate` says. Then renames the captured table to `to`, and gives the
+    /// captured table's former name to a new table.
     async fn rotate_to(&self, to: &str, fate: Fate) {
         let leave = match fate {
             Fate::Dropped => format!("DROP TABLE public.{to}"),
@@ -228,8 +229,9 @@ async fn records_of_a_dropped_table_whose_name_another_table_has_are_pruned() {
     relay.stop().await;
 }
 
-/// A restored database has other OIDs, so an adoption finds the tables by their names. The record of the dropped table
-/// has the same name as the record of the table that took its name, and comes first in the order of the identities.
+/// A restored database has other OIDs, so an adoption finds the tables by their names. Two capture records then have
+/// the name `public.another`: the record of the dropped table, and the record of the table that took its name. The
+/// adoption must use the second record, although the first one comes earlier in the order of the identities.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adoption_after_a_rotation_repeats_no_event_under_another_id() {
     let mut world = World::with_numbered(&["public.another"]).await;

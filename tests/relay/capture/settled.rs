@@ -1,5 +1,5 @@
 //! Tests of former tables whose rows all have an outcome. The relay no longer compares these tables, but events in
-//! quarantine can still be released, and no record is pruned that the relay needs if the rows come back.
+//! quarantine can still be released. `prune` keeps the records that the relay needs if the rows come back.
 
 use super::World;
 use super::table::Kind;
@@ -196,7 +196,8 @@ async fn prune_keeps_the_records_of_rows_that_come_back_from_a_former_table() {
         let pruned = world.run(&prune, &[]);
         assert!(pruned.status.success(), "{pruned:?}");
         let json: serde_json::Value = serde_json::from_slice(&pruned.stdout).unwrap();
-        // The new rows in the captured table go, with their records.
+        // `prune` deletes the new rows in the captured table, and then their records. So only the rows of the former
+        // table keep records.
         let kept = format!("SELECT count(*) FROM {former} WHERE event_type = 'New'");
         let kept = world.database.number(&kept).await;
         assert!(kept > 0);
@@ -207,7 +208,8 @@ async fn prune_keeps_the_records_of_rows_that_come_back_from_a_former_table() {
     }
 }
 
-/// The records of a table that cannot be read stay, because its rows may come back. Newer records do not.
+/// `prune` cannot look up rows in the former table, because the table has no index for this. The rows may come back. So
+/// `prune` keeps all records from before the table was settled, and deletes only newer ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn prune_keeps_older_records_if_a_former_table_cannot_be_searched() {
     let (mut world, relay) = World::served(Kind::Uuid, 30).await;
@@ -249,8 +251,8 @@ async fn an_audit_is_not_complete_while_an_event_without_a_row_is_in_quarantine(
     relay.stop().await;
 }
 
-/// An earlier version has forgotten the former table. The new column begins with the tables that the record still
-/// knows.
+/// The test simulates an earlier version, which had no column `settled` and so forgot the former table. The migration
+/// must add the former table to the new column, because the capture record still names the table in `id_suffixes`.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_finds_a_table_that_was_rotated_before() {
     let (mut world, relay) = World::new(Kind::Uuid, 5).await.quarantined().await;

@@ -206,8 +206,8 @@ async fn the_remedy_for_too_low_transaction_ids_lets_the_relay_adopt_and_publish
              UPDATE outbox.capture SET since = '30000000000:30000000000:'"
         ))
         .await;
-    // This restored row is not delivered yet. Its `xmin` is that of the restore, so only its `inserted_xid` shows
-    // that it is newer than `since`.
+    // This restored row is not delivered yet. Its `xmin` is the id of the restoring transaction, which is lower than
+    // `since`. Only its `inserted_xid` shows that the row is newer than `since`.
     world
         .execute(
             "INSERT INTO outbox.events (aggregatetype, aggregateid, event_type, payload, inserted_xid) \

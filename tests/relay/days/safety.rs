@@ -90,8 +90,8 @@ async fn only_whole_past_days_of_the_outbox_can_be_dropped() {
     assert_eq!(refused(&url, &unlocked).await, prerequisite);
 }
 
-/// In an old snapshot, a table is still a partition although it has been detached since. The functions must
-/// refuse to drop this table.
+/// A transaction takes its snapshot before another session detaches a partition. In this snapshot, the detached table
+/// still is a partition. The functions must refuse to drop it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_partition_is_never_dropped_as_a_day_in_any_isolation_level() {
     let database = daily_database().await;

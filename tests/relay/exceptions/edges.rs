@@ -143,8 +143,8 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
 }
 
 /// A crash of PostgreSQL returns the slot to an older position, so the stream contains delivered events again. The
-/// floor of their table is above these events, so the relay must skip them. The table that is added has no raised
-/// floor yet. The relay must not apply this lower floor to the events of the other table.
+/// relay must skip those below the floor of their table. Then a second table is added, whose floor is lower. The relay
+/// must not apply the floor of the second table to the events of the first table.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_is_added_repeats_no_event_of_another_table_out_of_order() {
     let mut database = Database::private().await;

@@ -174,7 +174,8 @@ async fn make_slot(database: &Database) {
     database.execute(&sql).await;
 }
 
-/// Waits until an audit has compared the tables and has switched back to full records.
+/// Waits until the relay has completed a switch to `dispatch = full`. The relay writes `full` to `outbox.relay` only
+/// when an audit or a recovery has raised the floors above all events that were published without a record.
 pub(crate) async fn wait_until_compared(database: &Database) {
     let sql = "SELECT count(*) FROM outbox.relay WHERE dispatch = 'full'";
     eventually("the tables are compared", || async {

@@ -12,7 +12,7 @@
 //! | `relays` | the relay is down or frozen, its password was changed, its row was deleted, a second relay on the same or on another slot, another program reads the slot |
 //! | `audits` | the auditor fails, with and without rows that the stream has left out |
 //! | `locks` | a migration holds a lock on a captured table, or on a table of the relay |
-//! | `lasting` | a relay that stops again and again, a recovery that waits for a topic, a wrong publication beside a missing topic |
+//! | `lasting` | a relay that stops again and again, a recovery that waits for a topic, a wrong publication while a topic is missing |
 //! | `rare` | the slot is lost while the relay is frozen, somebody ends the walsender again and again, a synchronous standby is gone, a table of the relay is gone |
 //!
 //! In `database` only the tablespace of `outbox.dispatch` is full. `full_disk` tests a server that stops because it

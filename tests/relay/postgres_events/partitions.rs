@@ -92,8 +92,8 @@ async fn rows_in_a_partition_before_it_is_attached_are_delivered_from_the_table(
     relay.wait_for_log("publication-gap").await;
 }
 
-/// Attaches a foreign table, whose rows are in a file on the server. The test replaces `INSERTS` with a statement
-/// that inserts these rows into the table `outbox.cold`, and this SQL copies them to the file.
+/// Attaches a foreign table, which reads its rows from a file on the server. The test replaces `INSERTS` with a
+/// statement that inserts the rows into `outbox.cold`. The SQL after `INSERTS` copies the rows to the file.
 const ATTACH_FOREIGN: &str = "\
     CREATE TABLE outbox.cold (LIKE outbox.parted INCLUDING DEFAULTS); INSERTS \
     CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
@@ -112,9 +112,12 @@ const DETACH_AND_COPY: &str = "\
 const ATTACH_UNLOGGED: &str = "\
     CREATE UNLOGGED TABLE outbox.parted_2 PARTITION OF outbox.parted FOR VALUES FROM (100) TO (200); INSERTS";
 
-/// Checks that the relay's hints lead to the delivery of 50 rows in a partition that PostgreSQL does not stream.
-/// The SQL `attach` attaches the partition, and inserts the rows into the table `into`. When the relay has logged
-/// the texts in `hints`, the SQL `repair` does what the hints say.
+/// Attaches a partition whose 50 rows PostgreSQL does not stream. Checks that the rows are delivered if an operator
+/// follows the relay's hints.
+///
+/// - `attach`: SQL that attaches the partition. In place of `INSERTS`, it inserts the rows into the table `into`.
+/// - `hints`: the texts that the relay must log.
+/// - `repair`: SQL that does what the hints say.
 async fn hint_is_followed(
     dispatch: &str,
     (attach, into): (&str, &str),

@@ -84,7 +84,7 @@ async fn check_and_a_dry_run_name_the_reason_for_which_the_relay_then_recovers()
     let emulator = harness::emulator().await;
     let host = emulator.addr().to_string();
     for (change, more, expected) in CASES {
-        // A session with these settings, so that the change is the only difference.
+        // First run a relay with the same settings. Then only `change` can be the reason for a recovery.
         let relay = Relay::start_with(&database, &host, more);
         relay.wait_for_log("streaming").await;
         wait_until_recovered(&database).await;
@@ -142,7 +142,8 @@ async fn an_idle_relay_that_was_killed_recovers_as_check_says_and_a_running_one_
     let host = emulator.addr().to_string();
     let relay = Relay::start_with(&database, &host, EXCEPTIONS);
     insert(&database, 1, 20).await;
-    // The slot moves on, but the idle relay records no position.
+    // Returns 1 if the slot is past the position that the relay has recorded. An idle relay lets the slot advance, but
+    // records no new position.
     let unproven = "SELECT count(*) FROM outbox.relay r, pg_replication_slots s \
                     WHERE s.restart_lsn >= r.confirmed_lsn AND s.confirmed_flush_lsn > r.confirmed_lsn";
     eventually("the slot has left the recorded position behind", || async {

@@ -1,11 +1,11 @@
-//! Tests of a server that was set back to an earlier state, as by point-in-time recovery, and of records that were
-//! restored from a later state. The floors in such records name transactions that the server has not reached, so new
-//! rows look resolved. The relay must notice it before it uses the records.
+//! Tests in which a server is set back to an earlier state, for example by point-in-time recovery. Then somebody
+//! restores records of a later state. Their floors name transactions that the server has not reached, so the relay
+//! would take new rows for resolved ones. It must refuse such records.
 
 use super::*;
 use crate::harness::postrider;
 
-/// Raises the next transaction id of the server by this much between the two states.
+/// The number of transaction ids that the server uses up between the two states.
 const IDS: u32 = 3_000;
 
 const RECORDS: [&str; 3] = ["outbox.dispatch", "outbox.relay", "outbox.capture"];
@@ -35,7 +35,8 @@ async fn use_up_ids(database: &Database, count: u32) {
 }
 
 impl SetBack {
-    /// Delivers the events 1 to 20 before the earlier state, and 21 to 40 before the later state.
+    /// Creates both states. In the earlier state, the events 1 to 20 are delivered. In the later state, the events 21
+    /// to 40 are delivered too.
     async fn with(mode: &'static str) -> Self {
         let mut database = Database::private().await;
         let emulator = harness::emulator().await;
@@ -232,12 +233,13 @@ async fn records_of_a_later_state_are_refused_whichever_of_them_were_restored() 
         (&["outbox.capture"], "", true),
         // The events of the later state are at positions that the WAL of this server has not reached.
         (&["outbox.dispatch"], "", true),
-        // Only one value comes from the later state.
+        // With the floor of the earlier state, no value of the restored record is too high.
         (
             &["outbox.capture"],
             "UPDATE outbox.capture SET floor = 'FLOOR'",
             false,
         ),
+        // In each of the next four cases, one value names a transaction that this server has not reached.
         (
             &["outbox.capture"],
             "UPDATE outbox.capture SET floor = '0', recorded_from = '4000'",
@@ -278,7 +280,8 @@ async fn records_of_a_later_state_are_refused_whichever_of_them_were_restored() 
     assert_eq!(recorded(database).await, 40, "{}", relay.log());
 }
 
-/// A long transaction, such as a migration, has an older id than `since` of the record that it writes.
+/// A long transaction, such as a migration, updates a capture record that is newer than the transaction. So `since` of
+/// this record has a higher `xmax` than the id of the writing transaction. The relay must accept the record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_transaction_that_writes_a_newer_record_stops_no_relay() {
     let (database, emulator) = served_by(Database::private().await).await;

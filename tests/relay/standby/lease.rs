@@ -109,8 +109,8 @@ async fn backpressure_keeps_the_lease_as_long_as_postgresql_hears_the_relay() {
     let environment = with(&[("DATABASE_URL", &url), ("POSTRIDER_IN_FLIGHT_MIB", "1")]);
     let relay = Relay::start_with(&database, &host, &environment);
     relay.wait_for_log("streaming").await;
-    // Wait for longer than a lease. During this time, backpressure stops the relay from reading all 80 MB of the rows
-    // from `insert_much`.
+    // Wait for longer than a lease. During this time the relay reads only a part of the rows of `insert_much`, because
+    // its memory budget is full.
     tokio::time::sleep(LEASE + LEASE / 3).await;
     let log = relay.log();
     assert!(!log.contains("lease-lost"), "{log}");

@@ -141,8 +141,8 @@ async fn session_began(database: &Database, emulator: &RunningEmulator) -> Durat
     emulator.journal().now() - Duration::from_secs_f64(age)
 }
 
-/// Inserts 80 MB, more than a relay that publishes nothing can take from PostgreSQL. The system's socket buffers
-/// are included: they usually hold up to 32 MiB on each side of a proxy.
+/// Inserts 80 MB. A relay that publishes nothing cannot take all of this from PostgreSQL, not even with the help of
+/// the system's socket buffers. They usually hold up to 32 MiB on each side of a proxy.
 pub(crate) async fn insert_much(database: &Database) {
     database
         .execute(

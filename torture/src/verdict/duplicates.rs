@@ -229,8 +229,8 @@ pub(super) fn blamed<'a>(
         if !parts || is_parted() {
             return Some(cause);
         }
-        // With two relays, the relay that the harness killed before it destroyed the slot may have been the standby.
-        // The active relay then kept its connections. But it lost the slot, and another session took over.
+        // Before the harness destroyed the slot, it killed a relay. If this was the standby, the active relay kept its
+        // connections to Pub/Sub. But the active relay lost the slot, and another session took over.
         let loses_slot = matches!(occurrence.fault, Fault::SlotLost(..));
         (loses_slot && evidence.relays > 1).then_some(Cause::TakenOver)
     })

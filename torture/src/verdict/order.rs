@@ -116,8 +116,9 @@ pub(super) fn streams(evidence: &Evidence) -> BTreeMap<Stream, Vec<&Event>> {
     streams
 }
 
-/// Returns copies of the attempts, without the events that are not wanted. A message id is counted from the first id of
-/// its attempt, so later events of an attempt get lower ids. The order of all message ids stays the same.
+/// Returns copies of the attempts that contain only the wanted events. If an attempt loses an event, the later events
+/// of this attempt get lower message ids, because the ids count up from the first id of the attempt. The order of all
+/// message ids stays the same.
 fn only(attempts: &[Attempt], wanted: impl Fn(&Attempt, &str) -> bool) -> Vec<Attempt> {
     let only = |attempt: &Attempt| {
         let ids = attempt.event_ids.iter();

@@ -1,16 +1,16 @@
 //! Checks that a relay does not send an event again after it has certainly read or written the event's dispatch row
 //! (guarantee G3).
 //!
-//! Before a relay streams, it reads the dispatch rows of all events after the slot's position. It does so only once.
-//! So it knows these rows:
+//! Before a session of a relay streams, it reads the dispatch rows of all events after the slot's position. It does
+//! not read them again. So the relay knows these rows:
 //!
 //! - The rows that existed when its process started.
 //! - The rows of the events that it has sent itself.
 //!
 //! The check ignores:
 //!
-//! - Rows that another relay's connection commits after this start, for example the connection of a killed relay.
-//!   The running relay cannot know these rows.
+//! - Rows that the connection of another relay commits after the start of this relay's process. For example, the
+//!   connection of a killed relay may do so. This relay may not know such rows.
 //! - Events that were released from quarantine. A relay must send them although they have a dispatch row.
 //! - Requests that a frozen relay had in its buffers. The relay cannot take them back.
 

@@ -15,8 +15,8 @@ const COMMON: &[(&str, &str)] = &[
     // Our own tables are always written with their schema.
     ("search_path", "pg_catalog,pg_temp"),
     // The relay must be able to record outcomes even if an administrator has made all sessions
-    // read-only. Managed services do so when the disk is full, and the server can free the disk from
-    // WAL only after the relay has recorded the outcomes.
+    // read-only. Managed services make sessions read-only when the disk is full. If old WAL fills the
+    // disk, the server can remove this WAL only after the relay has recorded the outcomes.
     ("default_transaction_read_only", "off"),
     // The relay sets its own time limits where it needs them.
     ("lock_timeout", "0"),

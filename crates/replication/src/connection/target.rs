@@ -252,8 +252,8 @@ fn ssl_sni(found: &Parameters) -> Result<bool> {
 
 fn connect_timeout(found: &Parameters) -> Result<Duration> {
     let seconds: Option<i32> = number(found, "connect_timeout")?;
-    // In libpq, 1 means 2, and 0 and negative numbers mean "no limit". We always need a limit, so they
-    // mean the default.
+    // 1 means 2, as in older versions of libpq. In libpq, 0 and negative numbers mean "no limit". We always need
+    // a limit, so for these numbers we use our default.
     Ok(match seconds {
         None | Some(..=0) => CONNECT_TIMEOUT,
         Some(seconds) => Duration::from_secs(u64::from(seconds.unsigned_abs().max(2))),

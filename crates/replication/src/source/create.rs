@@ -42,7 +42,7 @@ pub struct CreateSlot<'a> {
     pub application_name: &'a str,
     /// `wal_sender_timeout` of the session.
     pub wal_sender_timeout: Duration,
-    /// Maximum wait for running transactions, because PostgreSQL creates a slot only after they have ended.
+    /// How long to wait for running transactions. PostgreSQL creates a slot only after they have ended.
     pub limit: Duration,
 }
 

@@ -146,8 +146,8 @@ impl Feedback {
         (confirmed > self.sent).then(|| self.sent_at + interval)
     }
 
-    /// Time until the session's loop next checks the lease and its own status messages. `None` means the
-    /// usual [`POLL_INTERVAL`]. The time is longer while the server is silent.
+    /// How long the session's loop may wait before it checks the lease and the status messages again. `None` means
+    /// the usual [`POLL_INTERVAL`]. Returns a longer time only if the session is reading and the server is silent.
     pub(super) fn rests_for(&self, now: Instant, reading: ReadState) -> Option<Duration> {
         let silent = now.saturating_duration_since(self.heard_at);
         let status_due = (self.sent_at + self.eighth).saturating_duration_since(now);

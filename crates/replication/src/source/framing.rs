@@ -13,9 +13,9 @@ use crate::error::{ErrorKind, ReplicationError, Result};
 const HEADER: usize = 5;
 const COPY_DATA: u8 = b'd';
 
-/// Maximum length in bytes of a frame, so that memory is bounded. Pub/Sub accepts messages of up to 10 MB. The
-/// stream sends values as text, which can be longer than the message. For example, a `bytea` has two digits per
-/// byte. But the text form of an event that Pub/Sub accepts is shorter than this limit.
+/// Maximum length in bytes of a frame, so that memory is bounded. The limit leaves room for every event that Pub/Sub
+/// accepts. Pub/Sub accepts messages of up to 10 MB, and PostgreSQL sends their values as text, which can be longer.
+/// For example, a `bytea` of 9 MB is 18 MB of text, because each byte becomes two digits.
 const MAX_FRAME: usize = 64 << 20;
 
 /// Maximum length in bytes of any message that PostgreSQL sends: 1 GiB. A CopyData frame between

@@ -44,7 +44,7 @@ pub use proof::LeaseProof;
 
 /// Maximum number of chunks in the channel between the session and the caller. A chunk that is larger than
 /// the read buffer waits until the channel is empty. So the channel and the session's read buffer together
-/// hold at most about 2 MiB, or two frames if two frames are larger.
+/// hold at most about 2 MiB. Only large frames take more memory, and at most two of them are held at once.
 const CHUNKS: usize = 4;
 
 /// How long writing one status message may take, and how long the closing handshake may take.
