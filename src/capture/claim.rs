@@ -188,16 +188,7 @@ pub(crate) async fn claim(
                 ..new
             });
         }
-        // All or none: the identity of a new record may depend on the other new tables.
-        sql.batch_execute("BEGIN").await?;
-        let inserted = capture_record::insert(&**sql, &all[records.len()..], instance).await;
-        let end = if inserted.is_ok() {
-            "COMMIT"
-        } else {
-            "ROLLBACK"
-        };
-        sql.batch_execute(end).await?;
-        inserted?;
+        capture_record::insert(&**sql, &all[records.len()..], instance).await?;
     }
     for ((found, known), settings) in found.iter().zip(&known).zip(tables) {
         if let Some(known) = known {

@@ -94,11 +94,15 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
-            line.show(&progress(step));
-            if let ReplayStep::Sending { wait, .. } = step
-                && let Some(reason) = waits_for(wait)
-            {
-                line.note_once(&reason, &progress(step));
+            let shown = progress(step);
+            line.show(&shown);
+            let note = match step {
+                ReplayStep::Unrecorded => Some(UNRECORDED.to_owned()),
+                ReplayStep::Selecting { .. } => None,
+                ReplayStep::Sending { wait, .. } => waits_for(wait),
+            };
+            if let Some(note) = note {
+                line.note_once(&note, &shown);
             }
             !is_stopped.load(Ordering::Relaxed)
         };
@@ -175,8 +179,13 @@ fn resumable(error: Error, name: &str) -> Error {
     error.hint(hint)
 }
 
+/// The note of [`ReplayStep::Unrecorded`].
+const UNRECORDED: &str = "some events that were committed before the replay may have no record yet. The replay leaves \
+                          them out, although it may contain later events of their keys: see `postrider status`";
+
 fn progress(step: &ReplayStep) -> String {
     match step {
+        ReplayStep::Unrecorded => "selecting events".to_owned(),
         ReplayStep::Selecting { examined, selected } => {
             format!("{selected} events match, {examined} records read")
         }

@@ -159,6 +159,7 @@ pub(crate) async fn run(
     let former = former.map(|rows| (&rows.settings, &rows.captured, rows.not_of_another_sql()));
     let current = settings.tables.iter().zip(&captured);
     let current = current.map(|(table, captured)| (table, captured, None));
+    let in_quarantine = quarantined::count(sql, since.as_ref()).await?;
     let mut tables = Vec::new();
     for (table, captured, only) in current.chain(former) {
         // Only topic names contain the project, and the audit uses no topics, so any project will do.
@@ -190,7 +191,8 @@ pub(crate) async fn run(
     let unreadable = detached.iter().filter_map(DetachedTable::unreadable);
     let mut unreadable: Vec<_> = unreadable.map(UnreadableTable::new).collect();
     let (since, skipped) = (since.as_ref(), &mut unreadable);
-    let elsewhere = quarantined::find(sql, settings, &captured, since, &tables, skipped).await?;
+    let compared = (tables.as_slice(), in_quarantine);
+    let elsewhere = quarantined::find(sql, settings, &captured, since, compared, skipped).await?;
     let mut results: Vec<_> = tables.iter().map(TableAudit::result).collect();
     if elsewhere.is_any() || !unreadable.is_empty() {
         results.push(AuditResult::Waiting);

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::postgres::Sql;
 
 /// Poll interval for the slot.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Waits until the slot has confirmed `end`, for at most `limit`. Does not wait if nobody reads the
 /// slot. Returns the slot at the end of the wait, and whether it has confirmed `end`.

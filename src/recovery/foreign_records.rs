@@ -48,7 +48,8 @@ impl ForeignRecords {
         Ok(Self::of(earlier, cluster, &reach))
     }
 
-    /// Returns `None` if the records belong to this server. `earlier` is the relay's row.
+    /// Returns `None` if the records belong to this server. `earlier` is the relay's row. If there is none, the slot
+    /// may be new. The rows of other relays then show whether late records come from another cluster.
     pub(crate) fn of(
         earlier: Option<&EarlierSession>,
         cluster: &Cluster,
@@ -57,7 +58,11 @@ impl ForeignRecords {
         let found = cluster.origin();
         match earlier.map(|earlier| earlier.origin) {
             Some(recorded) if !recorded.matches(found) => Some(Self::Copy { recorded, found }),
-            _ => later(reach).map(Self::Later),
+            Some(_) => later(reach).map(Self::Later),
+            None => later(reach).map(|proof| match reach.served_elsewhere(found) {
+                Some(recorded) => Self::Copy { recorded, found },
+                None => Self::Later(proof),
+            }),
         }
     }
 
@@ -97,7 +102,7 @@ impl ForeignRecords {
     pub(crate) fn what(&self, slot: &SlotName) -> String {
         match self {
             Self::Copy { recorded, found } => format!(
-                "slot \"{slot}\" was served on cluster {recorded}, but this is cluster {found}"
+                "the records of slot \"{slot}\" come from cluster {recorded}, but this is cluster {found}"
             ),
             Self::Later(proof) => {
                 format!("the relay's records come from a later state of this server ({proof})")
@@ -141,6 +146,7 @@ mod tests {
             }],
             last_commit: last_commit.map(Lsn::new),
             wal_end: Lsn::new(1_000),
+            origins: Vec::new(),
         }
     }
 
@@ -192,6 +198,28 @@ mod tests {
                 "{case}"
             );
         }
+    }
+
+    #[test]
+    fn late_records_without_a_row_of_this_relay_are_a_copy_if_relays_have_run_only_elsewhere() {
+        let here = cluster(1);
+        let elsewhere = DatabaseOrigin {
+            system_identifier: SystemIdentifier::new(42),
+            ..here.origin()
+        };
+        let found = |highest, origins: &[DatabaseOrigin]| {
+            let mut reach = reach(highest, 2, None);
+            reach.origins = origins.to_vec();
+            ForeignRecords::of(None, &here, &reach)
+        };
+        let copy = ForeignRecords::Copy {
+            recorded: elsewhere,
+            found: here.origin(),
+        };
+        assert_eq!(found(9, &[elsewhere]), Some(copy));
+        let of_here = [elsewhere, here.origin()];
+        assert!(matches!(found(9, &of_here), Some(ForeignRecords::Later(_))));
+        assert_eq!(found(1, &[elsewhere]), None, "the slot may be new");
     }
 
     #[test]

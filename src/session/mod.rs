@@ -258,12 +258,14 @@ impl SessionRunner {
     }
 }
 
-/// Whether the relay opens another session after an error. Usually the error's code alone decides. Two errors stop a
-/// relay that has just started, but not a relay that has run before:
+/// Whether the relay opens another session after an error. Usually the error's code alone decides. Two errors stop only
+/// a relay that has just started:
 ///
-/// - The publication is wrong, but was right at an earlier check by this process. Somebody is probably altering it.
-/// - A captured table shares rows with a table that another slot captures, but this process has run a session
-///   or been a standby. Somebody has attached one of the tables to the other, and may detach it again.
+/// - The publication is wrong. If it was right at an earlier check by this process, somebody is probably altering it,
+///   so the relay tries again.
+/// - A captured table shares rows with a table that another slot captures. If this process has run a session or been a
+///   standby, somebody has attached one of the tables to the other since. They may detach it again, so the relay tries
+///   again.
 fn comes_back(code: Code, publication_was_right: bool, has_served: bool) -> bool {
     match code {
         Code::PublicationMissing | Code::PublicationDrift if publication_was_right => true,

@@ -26,14 +26,25 @@ const SELECT: &str = "\
         recovery_progress::text, uncaptured::text, settled::text \
     FROM outbox.capture ORDER BY identity";
 
-/// Inserts a row, unless another relay on the same slot has inserted it first.
-const INSERT: &str = "\
-    INSERT INTO outbox.capture (identity, schema_name, table_name, table_oid, slot, since, floor, \
-        floor_seq, numbering, partitions, has_inserted_xid, instance, publication, since_lsn, \
-        id_suffixes, recorded_from) \
-    VALUES ($1, $2, $3, $4, $5, $6::text::pg_snapshot, $7::text::xid8, $8, $9, $10, $11, $12, \
-        $13, $14, $15::text::jsonb, $16::text::xid8) \
-    ON CONFLICT DO NOTHING";
+/// The columns of a new row, each with the cast of its parameter.
+const INSERTED: [(&str, &str); 16] = [
+    ("identity", ""),
+    ("schema_name", ""),
+    ("table_name", ""),
+    ("table_oid", ""),
+    ("slot", ""),
+    ("since", "::text::pg_snapshot"),
+    ("floor", "::text::xid8"),
+    ("floor_seq", ""),
+    ("numbering", ""),
+    ("partitions", ""),
+    ("has_inserted_xid", ""),
+    ("instance", ""),
+    ("publication", ""),
+    ("since_lsn", ""),
+    ("id_suffixes", "::text::jsonb"),
+    ("recorded_from", "::text::xid8"),
+];
 
 /// Updates the table's name and OID if the recorded OID is still `$7`. Otherwise another session has already
 /// updated the row. `captured_at` becomes the time at which the record got its present name (see `adoption`).
@@ -199,7 +210,8 @@ pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Ls
     of_slot.filter_map(|known| known.since_lsn).min()
 }
 
-/// Inserts the records of newly captured tables.
+/// Inserts the records of newly captured tables, except those that another relay on the same slot has inserted first.
+/// One statement inserts all or none: the identity of a new record may depend on the other new tables.
 ///
 /// # Errors
 /// Database errors.
@@ -208,33 +220,51 @@ pub(crate) async fn insert(
     records: &[CaptureRecord],
     instance: &str,
 ) -> Result<()> {
-    for record in records {
-        let since = record.since.as_ref().map(Snapshot::to_string);
-        let floor = record.floor.to_string();
-        let since_lsn = record.since_lsn.map(|lsn| PgLsn::from(lsn.as_u64()));
-        let id_suffixes = record.id_suffixes.to_json();
-        let recorded_from = record.recorded_from.to_string();
-        let parameters: [&(dyn ToSql + Sync); 16] = [
-            &record.identity,
-            &record.table.schema,
-            &record.table.name,
-            &record.oid,
-            &record.slot,
-            &since,
-            &floor,
-            &record.floor_seq,
-            &record.numbering,
-            &record.partitions,
-            &record.has_inserted_xid,
-            &instance,
-            &record.publication,
-            &since_lsn,
-            &id_suffixes,
-            &recorded_from,
-        ];
-        sql.execute(INSERT, &parameters).await?;
+    if records.is_empty() {
+        return Ok(());
     }
+    let mut values: Vec<Box<dyn ToSql + Sync + Send + '_>> = Vec::new();
+    for record in records {
+        let row: [Box<dyn ToSql + Sync + Send + '_>; INSERTED.len()] = [
+            Box::new(&record.identity),
+            Box::new(&record.table.schema),
+            Box::new(&record.table.name),
+            Box::new(record.oid),
+            Box::new(&record.slot),
+            Box::new(record.since.as_ref().map(Snapshot::to_string)),
+            Box::new(record.floor.to_string()),
+            Box::new(record.floor_seq),
+            Box::new(&record.numbering),
+            Box::new(&record.partitions),
+            Box::new(record.has_inserted_xid),
+            Box::new(instance),
+            Box::new(&record.publication),
+            Box::new(record.since_lsn.map(|lsn| PgLsn::from(lsn.as_u64()))),
+            Box::new(record.id_suffixes.to_json()),
+            Box::new(record.recorded_from.to_string()),
+        ];
+        values.extend(row);
+    }
+    let parameters = values.iter().map(|value| &**value as &(dyn ToSql + Sync));
+    let parameters: Vec<_> = parameters.collect();
+    sql.execute(&insert_sql(records.len()), &parameters).await?;
     Ok(())
+}
+
+/// Returns the statement that inserts this number of rows.
+fn insert_sql(rows: usize) -> String {
+    let columns: Vec<&str> = INSERTED.iter().map(|(column, _)| *column).collect();
+    let row = |n: usize| {
+        let parameters = INSERTED.iter().zip(n * INSERTED.len() + 1..);
+        let parameters = parameters.map(|((_, cast), number)| format!("${number}{cast}"));
+        format!("({})", parameters.collect::<Vec<_>>().join(", "))
+    };
+    let rows: Vec<String> = (0..rows).map(row).collect();
+    format!(
+        "INSERT INTO outbox.capture ({}) VALUES {} ON CONFLICT DO NOTHING",
+        columns.join(", "),
+        rows.join(", ")
+    )
 }
 
 /// Updates the table's name and OID after one of two changes: the table was renamed, or another table got the

@@ -12,7 +12,7 @@
 //! Not here: what follows from the facts (`recovery::foreign_records`).
 
 use decoder::Lsn;
-use slot_manager::{SlotName, cluster};
+use slot_manager::{DatabaseOrigin, SlotName, cluster};
 use tokio_postgres::types::PgLsn;
 
 use crate::error::Result;
@@ -39,6 +39,9 @@ const NAMED_IDS: &str = "\
         (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) next (xid) \
     WHERE named.writer >= 3 ORDER BY named.what";
 
+const ORIGINS: &str = "\
+    SELECT system_identifier, database_oid FROM outbox.relay ORDER BY updated_at DESC";
+
 const LAST_COMMIT: &str = "SELECT max(commit_lsn) FROM outbox.dispatch";
 
 /// The highest transaction id in one row of the relay's tables.
@@ -59,6 +62,16 @@ pub(crate) struct RecordsReach {
     pub(crate) last_commit: Option<Lsn>,
     /// The end of the server's WAL, read after the records.
     pub(crate) wal_end: Lsn,
+    /// The databases on which relays have run, the last one first.
+    pub(crate) origins: Vec<DatabaseOrigin>,
+}
+
+impl RecordsReach {
+    /// Returns the database on which a relay has run last, if no relay has run on the database `here`.
+    pub(crate) fn served_elsewhere(&self, here: DatabaseOrigin) -> Option<DatabaseOrigin> {
+        let is_here = self.origins.iter().any(|origin| origin.matches(here));
+        self.origins.first().copied().filter(|_| !is_here)
+    }
 }
 
 /// Reads how far the records reach. Works only on a primary.
@@ -75,9 +88,17 @@ pub(crate) async fn read(sql: &Sql, slot: &SlotName) -> Result<RecordsReach> {
     });
     let ids = ids.collect();
     let last: Option<PgLsn> = sql.query_one(LAST_COMMIT, &[]).await?.get(0);
+    let origins = sql.query(ORIGINS, &[]).await?;
+    let origins = origins.iter().filter_map(|row| {
+        Some(DatabaseOrigin {
+            system_identifier: row.get::<_, &str>(0).parse().ok()?,
+            database_oid: row.get(1),
+        })
+    });
     Ok(RecordsReach {
         ids,
         last_commit: last.map(|lsn| Lsn::new(lsn.into())),
         wal_end: cluster::wal_end(sql).await?,
+        origins: origins.collect(),
     })
 }

@@ -64,7 +64,8 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
         peaks.push((load, peak_mb, began.elapsed().as_secs()));
     }
     if peaks.is_empty() {
-        return Err("no load has this name; --list shows the names".into());
+        let names: Vec<&str> = Load::ALL.into_iter().map(Load::name).collect();
+        return Err(format!("no load has this name; the names are {}", names.join(", ")));
     }
     println!("| load | rows | peak memory of the relay | limit | seconds |");
     println!("|---|---|---|---|---|");

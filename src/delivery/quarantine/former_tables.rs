@@ -3,8 +3,9 @@
 //! has the row.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use decoder::Lsn;
 use slot_manager::{SlotName, quoted_identifier, table};
 
 use crate::capture::claim;
@@ -19,6 +20,9 @@ use crate::postgres::{Sql, limiting_lock_waits};
 /// How long a search waits for a lock on a former table.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
+/// If a former table could not be read, the tables are found again after this time.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(5);
+
 /// Maximum number of unreadable tables that an error names.
 const NAMED: usize = 3;
 
@@ -30,9 +34,11 @@ pub(super) struct FormerTables {
     project: Arc<str>,
     /// Whether the list of former tables was read since [`page_begins`](Self::page_begins).
     is_current: bool,
-    /// The OIDs of all former tables that the readers were made for. There may be hundreds of readers, so
-    /// they are made again only if this list changes.
-    oids: Vec<u32>,
+    /// The former tables that the readers were made for: the OID and the settled position of each. There may be
+    /// hundreds of readers, so they are made again only if this list changes.
+    oids: Vec<(u32, Option<Lsn>)>,
+    /// When the tables were found.
+    read_at: Instant,
     /// The tables that can be searched, each with its reader. Tables that are not settled come first. Then come the
     /// settled tables, in the order in which they were settled. An event of a settled table is usually in the first
     /// one that was settled after the event's commit.
@@ -49,6 +55,7 @@ impl FormerTables {
             project,
             is_current: false,
             oids: Vec::new(),
+            read_at: Instant::now(),
             tables: Vec::new(),
             unreadable: Vec::new(),
         }
@@ -61,13 +68,24 @@ impl FormerTables {
 
     async fn refresh(&mut self, sql: &Sql) -> Result<()> {
         let captured = claim::known(sql, &self.slot, &self.captured).await?;
-        let oids: Vec<u32> = captured.iter().flat_map(detached::former_oids).collect();
+        let oids = detached::former_oids(sql, &self.captured, &captured).await?;
         // A table that our role could not read may be readable now.
-        if self.oids == oids && self.unreadable.is_empty() {
+        let is_old = self.read_at.elapsed() >= READ_AGAIN_AFTER;
+        if self.oids == oids && (self.unreadable.is_empty() || !is_old) {
             return Ok(());
         }
         (self.tables, self.unreadable) = (Vec::new(), Vec::new());
-        for table in detached::find_all(sql, &self.captured, &captured).await? {
+        self.read_at = Instant::now();
+        let finding = detached::find_all(sql, &self.captured, &captured);
+        // As in `row`, do not wait for a lock on a former table.
+        let found = match limiting_lock_waits(sql, LOCK_LIMIT, finding).await {
+            Err(error) if error.code() == Code::LockWait => {
+                self.unreadable.push(error.to_string());
+                Vec::new()
+            }
+            found => found?,
+        };
+        for table in found {
             if let Some((name, _, remedy)) = table.unreadable() {
                 self.unreadable.push(format!("{name}: {remedy}"));
             }

@@ -41,8 +41,25 @@ impl QuarantinedElsewhere {
     }
 }
 
+/// Counts the events in quarantine, before the tables are compared.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn count(sql: &Sql, since: Option<&SinceTime>) -> Result<u64> {
+    count_unpublished(sql, &recent(since)).await
+}
+
+/// An SQL condition on a record `w`.
+fn recent(since: Option<&SinceTime>) -> String {
+    since.map_or_else(
+        || "true".to_owned(),
+        |since| format!("w.committed_at >= {}", since.sql()),
+    )
+}
+
 /// Counts the events in quarantine that `tables` do not contain. Adds settled tables that cannot be searched for these
-/// events to `unreadable`.
+/// events to `unreadable`. `before` is the result of [`count`] from before the tables were compared: events that came
+/// into quarantine or left it since do not count.
 ///
 /// # Errors
 /// Database errors.
@@ -51,17 +68,14 @@ pub(super) async fn find(
     settings: &Settings,
     captured: &[Captured],
     since: Option<&SinceTime>,
-    tables: &[TableAudit],
+    (tables, before): (&[TableAudit], u64),
     unreadable: &mut Vec<UnreadableTable>,
 ) -> Result<QuarantinedElsewhere> {
-    let all = since.map_or_else(
-        || "true".to_owned(),
-        |since| format!("w.committed_at >= {}", since.sql()),
-    );
+    let all = recent(since);
     let compared = tables
         .iter()
         .map(|table| table.quarantined.events + table.released.events);
-    let total = count_unpublished(sql, &all).await?;
+    let total = count(sql, since).await?.min(before);
     let mut found = QuarantinedElsewhere {
         without_row: total.saturating_sub(compared.sum()),
         ..QuarantinedElsewhere::default()
@@ -100,6 +114,10 @@ pub(super) async fn find(
                 remedy: "run the audit again".to_owned(),
             }),
         }
+    }
+    // With a time, the tables were compared by `occurred_at`, but records have the time of the commit.
+    if since.is_some() {
+        found.without_row = 0;
     }
     Ok(found)
 }

@@ -106,8 +106,8 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
     }
 }
 
-/// Adds the rows of those records that have no row in `found` yet, from former tables. Adds the former tables that
-/// were searched to `tables`. Returns those that could not be searched, each with the remedy.
+/// Searches the former tables for the rows of the records that have no row in `found` yet. Adds these rows to `found`,
+/// and the searched tables to `tables`. Returns the former tables that could not be searched, each with the remedy.
 async fn find_in_former(
     sql: &Sql,
     settings: &Settings,

@@ -80,10 +80,12 @@ impl Situation {
             publication::inspect(sql, &settings.publication, &settings.captured()).await?;
         let found = claim::find_tables(sql, &settings.tables).await?;
         let foreign = ForeignRecords::find(sql, name, earlier.as_ref(), &cluster).await?;
-        let records = if foreign.is_some() {
-            captures::read_as_adopted(&**sql).await?
-        } else {
-            captures::read(&**sql).await?
+        let records = match &foreign {
+            Some(foreign) => {
+                let is_later = matches!(foreign, ForeignRecords::Later(_));
+                captures::read_as_adopted(&**sql, is_later).await?
+            }
+            None => captures::read(&**sql).await?,
         };
         let known = claim::matched(&found, &records, name);
         claim::refuse_partial_overlap(&found, &records, name)?;

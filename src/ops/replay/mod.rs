@@ -15,10 +15,11 @@
 mod release;
 mod select;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use decoder::Lsn;
 use serde::{Deserialize, Serialize};
-use slot_manager::{activity, cluster};
+use slot_manager::{SlotName, activity, cluster};
 
 pub(crate) use crate::store::replay::ReplayRow;
 pub(crate) use select::ReplaySelection;
@@ -65,6 +66,8 @@ const RECORDED_WAIT: Duration = Duration::from_secs(5);
 /// The progress of a replay.
 #[derive(Debug)]
 pub(crate) enum ReplayStep {
+    /// Some events that were committed before the replay may have no record yet.
+    Unrecorded,
     /// The numbers of records read and of events selected so far.
     Selecting { examined: u64, selected: u64 },
     /// The relay has published `sent` of the `of` selected events again.
@@ -202,7 +205,9 @@ pub(crate) async fn run(
         })?;
         // Events that are not recorded yet cannot be selected. If the selection read the records meanwhile, it could
         // leave out an event of a key and select a later one.
-        progress::wait_until_confirmed(sql, &settings.slot, row.until, RECORDED_WAIT).await?;
+        if !wait_until_recorded(sql, &settings.slot, row.until).await? {
+            on_step(&ReplayStep::Unrecorded);
+        }
         let name = Some(row.name.as_str());
         let found = select::run(sql, settings, &criteria, row.until, name, on_step).await?;
         if !found.finished {
@@ -211,6 +216,20 @@ pub(crate) async fn run(
         replay::selected(sql, &row.name).await?;
     }
     release::run(sql, &row.name, rate, on_step).await
+}
+
+/// Waits up to [`RECORDED_WAIT`] until all events that were committed before `until` are recorded, also if no relay
+/// reads the slot at the moment. Returns whether they are recorded.
+async fn wait_until_recorded(sql: &Sql, slot: &SlotName, until: Lsn) -> Result<bool> {
+    let began = Instant::now();
+    loop {
+        let left = RECORDED_WAIT.saturating_sub(began.elapsed());
+        let (_, is_recorded) = progress::wait_until_confirmed(sql, slot, until, left).await?;
+        if is_recorded || left.is_zero() {
+            return Ok(is_recorded);
+        }
+        tokio::time::sleep(progress::POLL_INTERVAL).await;
+    }
 }
 
 /// Removes the events from the replay that were not released yet. Then waits until each released event has an

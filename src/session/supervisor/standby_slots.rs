@@ -124,8 +124,8 @@ mod tests {
         // At this poll, the walsender is awake for a moment to check the standby servers. The wait continues.
         assert_eq!(poll(10, 5, None), Some(5));
         assert_eq!(poll(15, 5, Some(true)), Some(10));
-        // A standby server that is always a little behind delays each change a little. Each delay is a wait of its
-        // own.
+        // A standby server that is always a little behind delays each new position a little. Each of these delays is
+        // a new wait, so its time begins at zero.
         assert_eq!(poll(20, 6, Some(true)), Some(0));
         assert_eq!(poll(25, 7, None), None);
         assert_eq!(poll(30, 7, Some(true)), Some(0));

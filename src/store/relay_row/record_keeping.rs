@@ -69,13 +69,13 @@ impl RecordKeeping {
         }
     }
 
-    /// Returns the record keeping as if earlier sessions had the mode of this session. The mode of the result is
-    /// written to `outbox.relay` in two cases:
+    /// Returns the record keeping without the mode of earlier sessions. There are two callers, which write the mode of
+    /// this session to `outbox.relay`:
     ///
-    /// - At the end of an audit or a recovery. The caller makes sure that all events that earlier sessions published
-    ///   are below the floors, so nobody needs the records of these events.
-    /// - At the beginning of a session ([`take`](super::take)). The statement does not replace `exceptions` by `full`,
-    ///   so the mode of earlier sessions stays in the row.
+    /// - The end of an audit or a recovery. All events that earlier sessions published are now below the floors, so
+    ///   nobody needs their records.
+    /// - The beginning of a session ([`take`](super::take)). Its statement keeps `exceptions` in the row if this session
+    ///   has the mode `full`, so the mode of the earlier sessions is not forgotten.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,

@@ -13,6 +13,7 @@ mod gaps;
 mod held_horizon;
 mod history;
 mod large_table;
+mod later_records;
 mod long_recovery;
 mod lost_at_once;
 mod moved_rows;

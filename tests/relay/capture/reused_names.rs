@@ -17,7 +17,7 @@ const EXCEPTIONS: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
 
 impl World {
     /// Captures `public.numbered` and the tables `names`, which have numbered ids too.
-    async fn with_numbered(names: &[&str]) -> Self {
+    pub(super) async fn with_numbered(names: &[&str]) -> Self {
         let world = Self::new(Kind::Numbered, 0).await;
         let mut settings = world.kind.settings(&world.table);
         for name in names {
@@ -39,7 +39,12 @@ impl World {
 
     /// Inserts rows with the ids `first` to `last` into each table, in one transaction, and expects their events.
     /// Each table has its own keys. `tables` contains the present name and the identity of each table.
-    async fn insert_equal_ids(&mut self, tables: &[(&str, &str)], first: u32, last: u32) {
+    pub(super) async fn insert_equal_ids(
+        &mut self,
+        tables: &[(&str, &str)],
+        first: u32,
+        last: u32,
+    ) {
         let mut insert = "BEGIN;".to_owned();
         for (name, identity) in tables {
             insert += &format!(
@@ -75,7 +80,7 @@ impl World {
 
     /// Waits until every expected event is published, and checks that no other event is. Unless repeats are allowed,
     /// also checks that each event is stored once.
-    async fn assert_exactly_published(&self, relay: &Relay) {
+    pub(super) async fn assert_exactly_published(&self, relay: &Relay) {
         self.wait_until_published(relay).await;
         let stored = super::stored(&self.emulator);
         let unexpected: Vec<&String> = stored
@@ -264,4 +269,61 @@ async fn an_adoption_after_a_rotation_repeats_no_event_under_another_id() {
     world.insert_equal_ids(&renamed, 201, 205).await;
     world.assert_exactly_published(&relay).await;
     relay.stop().await;
+}
+
+/// Another captured table has the name of the table with the events, so the table is no former table of any captured
+/// table.
+async fn released_from_a_displaced_table(world: World) {
+    let mut world = world;
+    for name in ["public.numbered", "public.other"] {
+        let prepare =
+            format!("ALTER TABLE {name} ADD COLUMN headers jsonb; CREATE INDEX ON {name} (id)");
+        world.execute(&prepare).await;
+    }
+    let relay = world.streaming().await;
+    let insert = "INSERT INTO public.other (id, aggregatetype, aggregateid, event_type, payload, headers) \
+                  SELECT i, 'order', 'blocked', 'New', '{}', CASE i WHEN 1 THEN '[1]' ELSE '{}' END::jsonb \
+                  FROM generate_series(1, 4) i";
+    world.execute(insert).await;
+    let ids = "SELECT outbox.event_uuid('public.other', id::text, inserted_xid)::text, aggregateid \
+               FROM public.other ORDER BY id";
+    world.note_rows(ids).await;
+    world.wait_for_quarantined(4).await;
+    world.rotate_to("other", Fate::RenamedAway).await;
+    eventually("a new session has begun", || async {
+        (relay.log().matches("streaming").count() > 1).then_some(())
+    })
+    .await;
+    let renamed = [
+        ("public.numbered", "public.numbered#2"),
+        ("public.other", "public.numbered"),
+    ];
+    world.insert_equal_ids(&renamed, 101, 105).await;
+    let third = "SELECT event_id::text FROM outbox.dispatch WHERE state = 'quarantined' \
+                 ORDER BY commit_lsn, ordinal OFFSET 2 LIMIT 1";
+    let third = world.database.text(third).await;
+    let (_, said) = world.said(&["event", &third]);
+    assert!(said.contains("row        public.other_away"), "{said}");
+    let (code, said) = world.said(&["audit"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("public.other_away (no longer captured"),
+        "{said}"
+    );
+    world
+        .execute("UPDATE public.other_away SET headers = '{}' WHERE id = 1")
+        .await;
+    world.said(&["quarantine", "release", "--all"]);
+    world.wait_for_quarantined(0).await;
+    world.assert_exactly_published(&relay).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_quarantine_are_released_from_a_table_whose_name_another_captured_table_has() {
+    released_from_a_displaced_table(World::with_numbered(&["public.other"]).await).await;
+    let without_records = World::with_numbered(&["public.other"])
+        .await
+        .set(EXCEPTIONS);
+    released_from_a_displaced_table(without_records).await;
 }

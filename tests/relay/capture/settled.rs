@@ -38,7 +38,7 @@ impl World {
         (world, relay)
     }
 
-    async fn wait_for_quarantined(&self, events: i64) {
+    pub(super) async fn wait_for_quarantined(&self, events: i64) {
         let count = "SELECT count(*) FROM outbox.dispatch WHERE state = 'quarantined'";
         eventually("the events are in quarantine", || async {
             (self.database.number(count).await == events).then_some(())
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// The exit code and the output of a command.
-    fn said(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    pub(super) fn said(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let done = self.run(arguments, &[("GOOGLE_CLOUD_PROJECT", "demo")]);
         let said = String::from_utf8_lossy(&done.stdout).into_owned();
         let error = String::from_utf8_lossy(&done.stderr);
