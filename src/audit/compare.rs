@@ -159,10 +159,7 @@ impl AuditState {
             Err(Interrupted::Failed(error)) => return Err(error),
             Err(Interrupted::SessionEnded) => return Err(ended()),
         };
-        if window.finds_rows_by_ctid() {
-            let shape = &captured.shape;
-            shape::refuse_rewritten(sql, table, shape).await?;
-        }
+        shape::refuse_rewritten(sql, table, &captured.shape).await?;
         if sent > 0 {
             let unresolved = self.events.unresolved(waiting.end).await;
             *in_memory = unresolved.ok().flatten().ok_or_else(ended)?;

@@ -92,6 +92,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// Time between two checks whether the pipeline has read, or the slot has confirmed, the awaited position. Also the
 /// pause after an audit has found a new trace of a gap.
 const AT_ONCE: Duration = Duration::from_secs(1);
+/// While an audit waits, new partitions are noted this often.
+const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -168,6 +170,7 @@ pub(crate) fn start(
             goal: None,
             floor: 0,
             gap: None,
+            noted_at: None,
             compared_to: 0,
             began_before: None,
             detached_before: BTreeMap::new(),
@@ -226,6 +229,8 @@ struct AuditState {
     floor: u64,
     /// A gap that may exist, because the auditor has found a trace of it in the catalogue. `None` without a trace.
     gap: Option<PossibleGap>,
+    /// When new partitions were last noted.
+    noted_at: Option<Instant>,
     /// This session has compared all rows of transactions below this id.
     compared_to: u64,
     /// The next transaction id when the first audit of this session began. Every event that an earlier
@@ -290,6 +295,10 @@ impl AuditState {
             return self.conclude(sql, waiting, compared, reached).await;
         }
         self.shows_gap(&earlier, fingerprint);
+        if self.noted_at.is_none_or(|at| at.elapsed() >= NOTE_INTERVAL) {
+            claim::note_partitions(sql, &self.subject.slot, &self.subject.tables).await?;
+            self.noted_at = Some(Instant::now());
+        }
         let Some(in_memory) = self.in_memory(records, waiting.end, reached).await? else {
             return Ok(AT_ONCE);
         };

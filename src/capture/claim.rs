@@ -14,6 +14,7 @@
 
 mod by_name;
 mod new_record;
+mod noted_partitions;
 mod owner;
 mod relatives;
 mod replaced;
@@ -24,6 +25,7 @@ use slot_manager::{QualifiedName, SlotName, table};
 
 use self::by_name::{known_by_name, latest};
 use self::new_record::new_record;
+pub(crate) use self::noted_partitions::note_partitions;
 pub(crate) use self::owner::{
     refuse_attached, refuse_others, refuse_partial_overlap, with_partitions,
 };
@@ -356,6 +358,9 @@ async fn bring_up_to_date(
             tracing::warn!(%table, "{origin}");
         }
         capture_record::moved(&**sql, &moved, known.oid).await?;
+        noted_partitions::note(sql, found, &moved).await?;
+    } else {
+        noted_partitions::note(sql, found, known).await?;
     }
     if shape.has_inserted_xid && !known.has_inserted_xid {
         let added = CaptureRecord {

@@ -6,12 +6,16 @@
 //! - Once all its rows have an outcome, the table is *settled* (`CaptureRecord::settled`). The relay no longer
 //!   reads all its rows, but looks up single rows there: the rows of events in quarantine that an operator
 //!   releases, and the rows of old records before it deletes the records.
-//! - A captured table that was renamed away while another captured table got its name counts as settled, too.
+//! - A *displaced* table counts as settled, too. It has a capture record, but the settings no longer name it, or another
+//!   captured table has its name.
+
+mod settled;
 
 use decoder::Lsn;
 use slot_manager::QualifiedName;
 use slot_manager::table::{self, FormerPartition};
 
+pub(crate) use self::settled::{find_all, find_settled, former_oids};
 use super::captured::Captured;
 use super::shape::{self, Shape, UnfitColumn};
 use super::table::TableReader;
@@ -125,96 +129,9 @@ pub(crate) async fn find(
     Ok(detached)
 }
 
-/// Finds the settled tables. The table that was settled first comes first. After them come the displaced tables.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn find_settled(
-    sql: &Sql,
-    tables: &[TableSettings],
-    captured: &[Captured],
-) -> Result<Vec<DetachedTable>> {
-    let mut settled = Vec::new();
-    for (number, (settings, captured)) in tables.iter().zip(captured).enumerate() {
-        let tables = settled_of(captured).map(|(oid, at)| (oid, Some(at)));
-        settled.extend(describe(sql, (number, settings, captured), tables.collect()).await?);
-    }
-    for (number, captured) in displaced(sql, tables, captured).await? {
-        let oids = vec![(captured.record.oid, Some(Lsn::new(u64::MAX)))];
-        settled.extend(describe(sql, (number, &tables[number], &captured), oids).await?);
-    }
-    settled.sort_by_key(|table| table.settled);
-    Ok(settled)
-}
-
-/// Finds all former tables: those of [`find`], and after them those of [`find_settled`].
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn find_all(
-    sql: &Sql,
-    tables: &[TableSettings],
-    captured: &[Captured],
-) -> Result<Vec<DetachedTable>> {
-    let mut former = find(sql, tables, captured).await?;
-    former.extend(find_settled(sql, tables, captured).await?);
-    Ok(former)
-}
-
-/// Finds the displaced tables: captured tables that were renamed away while another captured table got their name. The
-/// result has the number and the shape of the table that has the name now, and the record of the displaced table.
-///
-/// Nobody raises the floor of a displaced table, so nothing shows when its rows were settled.
-async fn displaced(
-    sql: &Sql,
-    tables: &[TableSettings],
-    captured: &[Captured],
-) -> Result<Vec<(usize, Captured)>> {
-    let records = capture_record::read(&**sql).await?;
-    let is_captured = |record: &CaptureRecord| {
-        let mut captured = captured.iter();
-        captured.any(|one| one.record.identity == record.identity)
-    };
-    let others = records.into_iter().filter(|record| !is_captured(record));
-    let displaced = others.filter_map(|record| {
-        let number = tables.iter().position(|one| one.table == record.table)?;
-        let now = captured.get(number)?;
-        let shape = now.shape.clone();
-        (record.slot == now.record.slot).then_some((number, Captured { record, shape }))
-    });
-    Ok(displaced.collect())
-}
-
-/// The OIDs of the tables that [`find_all`] finds, each with the position at which it was settled.
-///
-/// # Errors
-/// Database errors.
-pub(crate) async fn former_oids(
-    sql: &Sql,
-    tables: &[TableSettings],
-    captured: &[Captured],
-) -> Result<Vec<(u32, Option<Lsn>)>> {
-    let unresolved = captured.iter().flat_map(unresolved_of);
-    let settled = captured.iter().flat_map(settled_of);
-    let displaced = displaced(sql, tables, captured).await?;
-    Ok(unresolved
-        .map(|oid| (oid, None))
-        .chain(settled.map(|(oid, at)| (oid, Some(at))))
-        .chain(displaced.iter().map(|(_, one)| (one.record.oid, None)))
-        .collect())
-}
-
 fn unresolved_of(captured: &Captured) -> Vec<u32> {
     let Captured { record, shape } = captured;
     record.former_partitions(&shape.partitions)
-}
-
-fn settled_of(captured: &Captured) -> impl Iterator<Item = (u32, Lsn)> {
-    let unresolved = unresolved_of(captured);
-    let settled = captured.record.settled.iter().map(|(oid, at)| (*oid, *at));
-    settled.filter(move |(oid, _)| {
-        !unresolved.contains(oid) && captured.shape.leaves().all(|leaf| leaf != *oid)
-    })
 }
 
 /// Describes former tables of one captured table. `tables` has their OIDs, and for a settled table the position

@@ -9,11 +9,16 @@
 //!    of a table without an index on `seq` are read in this way.
 //! 2. Rows with a `seq`: the walk reads page by page along the index on `seq`.
 
+mod known_leaves;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
+use self::known_leaves::KnownLeaves;
 use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::captured::Captured;
 use super::table::{TableReader, altered_since};
@@ -79,6 +84,7 @@ pub(crate) struct Scan<'a> {
     set_aside: Option<String>,
     table: String,
     event_id: String,
+    leaves: KnownLeaves,
     walk: Walk,
 }
 
@@ -115,6 +121,7 @@ impl<'a> Scan<'a> {
             set_aside: None,
             table: reader.table_sql().to_owned(),
             event_id: reader.event_id_sql().to_owned(),
+            leaves: KnownLeaves::of(&window.captured.shape),
             walk: Walk::Unnumbered(None),
         };
         if has_seq && !window.with_unnumbered {
@@ -136,8 +143,15 @@ impl<'a> Scan<'a> {
     /// Returns the next rows, possibly an empty list. Returns `None` at the end of the walk.
     ///
     /// # Errors
-    /// Database errors; `slot-busy` when the table was altered in the meantime.
+    /// Database errors; `slot-busy` when the table was altered in the meantime, or when another table has its name.
     pub(crate) async fn next(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
+        let next = self.step(sql).await?;
+        let found = next.iter().flatten().map(|candidate| candidate.leaf);
+        self.leaves.check(sql, found).await?;
+        Ok(next)
+    }
+
+    async fn step(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
                 let found = self.collect(sql, after).await?;
@@ -338,63 +352,4 @@ fn block_and_line(ctid: &str) -> (u32, u32) {
     let numbers = ctid.trim_matches(['(', ')']).split_once(',');
     let numbers = numbers.and_then(|(block, line)| Some((block.parse().ok()?, line.parse().ok()?)));
     numbers.unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::window::tests::captured;
-    use super::*;
-    use crate::settings::Dispatch;
-    use crate::store::capture_record::RecoveryProgress;
-    use crate::store::relay_row::RecordKeeping;
-
-    #[test]
-    fn a_ctid_is_a_block_and_a_line() {
-        assert_eq!(block_and_line("(4294967295,17)"), (u32::MAX, 17));
-    }
-
-    #[test]
-    fn a_recovery_with_a_new_slot_skips_resolved_rows_of_a_table_without_seq() {
-        let mut captured = captured(true, None);
-        captured.record.recovery_progress = Some(RecoveryProgress {
-            below: 95,
-            seq: None,
-            column: None,
-            numbering: None,
-            partitions: "1".into(),
-        });
-        let records = RecordKeeping::of(Dispatch::Exceptions, None);
-        let statement = |without_recovered| {
-            let scan = Scan {
-                window: ScanWindow {
-                    without_recovered,
-                    ..ScanWindow::unresolved(&captured, records)
-                },
-                wanted: Wanted::Unresolved,
-                set_aside: None,
-                table: "a.x".into(),
-                event_id: "e.id".into(),
-                walk: Walk::Unnumbered(None),
-            };
-            scan.range_sql("true", None)
-        };
-        let recovered = "and not (e.tableoid = any ('{1}'::oid[])";
-        assert!(statement(true).contains(recovered), "{}", statement(true));
-        assert!(!statement(false).contains(recovered));
-    }
-
-    #[test]
-    fn ranges_of_blocks_cover_a_table_of_any_size() {
-        let ranges = |blocks| block_ranges(blocks).collect::<Vec<_>>();
-        assert_eq!(ranges(2_047), ["e.ctid >= '(0,0)'"]);
-        assert_eq!(
-            ranges(2_048),
-            [
-                "e.ctid >= '(0,0)' and e.ctid < '(2048,0)'",
-                "e.ctid >= '(2048,0)'"
-            ]
-        );
-        let last = block_ranges(u32::MAX).last();
-        assert_eq!(last.unwrap(), "e.ctid >= '(4294965248,0)'");
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slot_manager::Holder;
 
@@ -27,12 +27,15 @@ pub enum Phase {
     Broken(Trouble),
 }
 
+/// An error after a recovery of this length is a new trouble.
+const WORKING_RECOVERY: Duration = Duration::from_secs(30);
+
 /// The current phase and when it began, shared by all parts of the relay.
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay. If this relay cannot start because of the same trouble, it reports
-    /// the trouble with the original start time. `None` once this relay has streamed, begun a recovery, or been a
+    /// The trouble that ended the previous relay, or the last attempt of this relay to recover. If the same trouble
+    /// occurs again, the relay reports it with the original start time. `None` once this relay has streamed or been a
     /// standby.
     earlier: Mutex<Option<Trouble>>,
     /// Whether this relay has streamed, or was a standby. If not, the error `table-captured` stops the relay. If so,
@@ -80,11 +83,11 @@ impl RelayState {
     }
 
     pub(crate) fn set(&self, phase: Phase) {
-        if matches!(
-            phase,
-            Phase::Streaming | Phase::Recovering | Phase::Standby(_)
-        ) {
-            *self.earlier() = None;
+        let ended = self.lock().0.clone();
+        match (&phase, ended) {
+            (Phase::Streaming | Phase::Standby(_), _) => *self.earlier() = None,
+            (Phase::Recovering, Phase::Broken(trouble)) => *self.earlier() = Some(trouble),
+            _ => {}
         }
         // `Recovering` does not set `has_served`, because a relay may enter this phase at its first start, before it
         // claims the tables. If another slot captures one of them, the error `table-captured` must stop the relay.
@@ -103,10 +106,13 @@ impl RelayState {
         let mut current = self.lock();
         let since = match &current.0 {
             Phase::Broken(earlier) if earlier.code == error.code() => earlier.since,
-            _ => {
+            phase => {
                 let what = error.to_string();
-                let same =
-                    |trouble: &&Trouble| trouble.code == error.code() && trouble.what == what;
+                let has_worked =
+                    *phase == Phase::Recovering && current.1.elapsed() >= WORKING_RECOVERY;
+                let same = |trouble: &&Trouble| {
+                    !has_worked && trouble.code == error.code() && trouble.what == what
+                };
                 let earlier = self.earlier();
                 let earlier = earlier.as_ref().filter(same);
                 earlier.map_or_else(Instant::now, |trouble| trouble.since)
@@ -139,4 +145,38 @@ pub(crate) fn public(holder: &Holder) -> String {
         ..holder.clone()
     };
     shown.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    #[test]
+    fn a_trouble_that_ends_each_attempt_to_recover_keeps_its_start_time() {
+        let state = RelayState::default();
+        let error = |what: &str| Error::new(Code::PostgresTimeout, what);
+        let since = |what: &str| {
+            state.set(Phase::Recovering);
+            state.broken(&error(what));
+            state.phase_since().1
+        };
+        let first = since("all slots are in use");
+        assert_eq!(since("all slots are in use"), first);
+        assert_eq!(since("all slots are in use"), first);
+        assert!(since("something else") > first);
+        assert!(since("all slots are in use") > first, "a new trouble");
+    }
+
+    #[test]
+    fn an_error_after_a_long_recovery_is_a_new_trouble() {
+        let state = RelayState::default();
+        let error = Error::new(Code::PostgresTimeout, "all slots are in use");
+        state.broken(&error);
+        let first = state.phase_since().1;
+        state.set(Phase::Recovering);
+        state.lock().1 -= WORKING_RECOVERY;
+        state.broken(&error);
+        assert!(state.phase_since().1 > first);
+    }
 }

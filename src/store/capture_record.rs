@@ -267,6 +267,26 @@ fn insert_sql(rows: usize) -> String {
     )
 }
 
+/// Notes that the table of this record has the partitions `new`. No rows of the partitions in `filled` count as resolved.
+///
+/// # Errors
+/// Database errors.
+pub(crate) async fn note_partitions(
+    sql: &impl GenericClient,
+    record: &CaptureRecord,
+    new: &[u32],
+    filled: &[u32],
+) -> Result<()> {
+    let statement = "\
+        UPDATE outbox.capture SET \
+            detached = array(SELECT DISTINCT o FROM unnest(detached || $3) o ORDER BY o), \
+            unread = (SELECT coalesce(jsonb_object_agg(o, 0), '{}') FROM unnest($4::oid[]) o) || unread \
+        WHERE identity = $1 AND table_oid = $2";
+    let parameters: [&(dyn ToSql + Sync); 4] = [&record.identity, &record.oid, &new, &filled];
+    sql.execute(statement, &parameters).await?;
+    Ok(())
+}
+
 /// Updates the table's name and OID after one of two changes: the table was renamed, or another table got the
 /// recorded name. Does nothing if the record no longer has the OID `before`.
 ///

@@ -65,7 +65,10 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), String> {
     }
     if peaks.is_empty() {
         let names: Vec<&str> = Load::ALL.into_iter().map(Load::name).collect();
-        return Err(format!("no load has this name; the names are {}", names.join(", ")));
+        return Err(format!(
+            "no load has this name; the names are {}",
+            names.join(", ")
+        ));
     }
     println!("| load | rows | peak memory of the relay | limit | seconds |");
     println!("|---|---|---|---|---|");

@@ -3,7 +3,7 @@
 //! has the row.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use decoder::Lsn;
 use slot_manager::{SlotName, quoted_identifier, table};
@@ -20,9 +20,6 @@ use crate::postgres::{Sql, limiting_lock_waits};
 /// How long a search waits for a lock on a former table.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// If a former table could not be read, the tables are found again after this time.
-const READ_AGAIN_AFTER: Duration = Duration::from_secs(5);
-
 /// Maximum number of unreadable tables that an error names.
 const NAMED: usize = 3;
 
@@ -37,8 +34,6 @@ pub(super) struct FormerTables {
     /// The former tables that the readers were made for: the OID and the settled position of each. There may be
     /// hundreds of readers, so they are made again only if this list changes.
     oids: Vec<(u32, Option<Lsn>)>,
-    /// When the tables were found.
-    read_at: Instant,
     /// The tables that can be searched, each with its reader. Tables that are not settled come first. Then come the
     /// settled tables, in the order in which they were settled. An event of a settled table is usually in the first
     /// one that was settled after the event's commit.
@@ -55,7 +50,6 @@ impl FormerTables {
             project,
             is_current: false,
             oids: Vec::new(),
-            read_at: Instant::now(),
             tables: Vec::new(),
             unreadable: Vec::new(),
         }
@@ -70,12 +64,10 @@ impl FormerTables {
         let captured = claim::known(sql, &self.slot, &self.captured).await?;
         let oids = detached::former_oids(sql, &self.captured, &captured).await?;
         // A table that our role could not read may be readable now.
-        let is_old = self.read_at.elapsed() >= READ_AGAIN_AFTER;
-        if self.oids == oids && (self.unreadable.is_empty() || !is_old) {
+        if self.oids == oids && self.unreadable.is_empty() {
             return Ok(());
         }
         (self.tables, self.unreadable) = (Vec::new(), Vec::new());
-        self.read_at = Instant::now();
         let finding = detached::find_all(sql, &self.captured, &captured);
         // As in `row`, do not wait for a lock on a former table.
         let found = match limiting_lock_waits(sql, LOCK_LIMIT, finding).await {

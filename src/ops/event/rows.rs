@@ -92,7 +92,12 @@ pub(super) async fn former(
         unreadable: Vec::new(),
     };
     for table in detached::find_all(sql, &tables, &captured).await? {
-        if let Some((name, _, remedy)) = table.unreadable() {
+        // If only some tables were searched, the others are not former tables.
+        let is_configured =
+            |name: &QualifiedName| settings.tables.iter().any(|one| one.table == *name);
+        if let Some((name, _, remedy)) = table.unreadable()
+            && !is_configured(name)
+        {
             former.unreadable.push(format!("{name}: {remedy}"));
         }
         if let Some(rows) = table.rows() {

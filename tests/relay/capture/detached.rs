@@ -2,6 +2,7 @@
 //! the slot is lost.
 
 mod during_recovery;
+mod noted;
 
 use super::World;
 use super::table::Kind;

@@ -7,6 +7,7 @@ mod bounded;
 mod chosen_values;
 mod columns;
 mod detached;
+mod displaced;
 mod exceptions;
 mod first_start;
 mod gaps;

@@ -8,12 +8,12 @@ use crate::harness::{Relay, eventually};
 
 /// How the captured table gets the name of `public.other`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+pub(super) enum Fate {
     Dropped,
     RenamedAway,
 }
 
-const EXCEPTIONS: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
+pub(super) const EXCEPTIONS: (&str, &str) = ("POSTRIDER_DISPATCH", "exceptions");
 
 impl World {
     /// Captures `public.numbered` and the tables `names`, which have numbered ids too.
@@ -32,7 +32,7 @@ impl World {
         world
     }
 
-    fn set(mut self, (name, value): (&'static str, &str)) -> Self {
+    pub(super) fn set(mut self, (name, value): (&'static str, &str)) -> Self {
         self.more.push((name, value.to_owned()));
         self
     }
@@ -65,7 +65,7 @@ impl World {
 
     /// Drops the table `to` or renames it, as `fate` says. Then renames the captured table to `to`, and gives the
     /// captured table's former name to a new table.
-    async fn rotate_to(&self, to: &str, fate: Fate) {
+    pub(super) async fn rotate_to(&self, to: &str, fate: Fate) {
         let leave = match fate {
             Fate::Dropped => format!("DROP TABLE public.{to}"),
             Fate::RenamedAway => format!("ALTER TABLE public.{to} RENAME TO {to}_away"),
@@ -269,61 +269,4 @@ async fn an_adoption_after_a_rotation_repeats_no_event_under_another_id() {
     world.insert_equal_ids(&renamed, 201, 205).await;
     world.assert_exactly_published(&relay).await;
     relay.stop().await;
-}
-
-/// Another captured table has the name of the table with the events, so the table is no former table of any captured
-/// table.
-async fn released_from_a_displaced_table(world: World) {
-    let mut world = world;
-    for name in ["public.numbered", "public.other"] {
-        let prepare =
-            format!("ALTER TABLE {name} ADD COLUMN headers jsonb; CREATE INDEX ON {name} (id)");
-        world.execute(&prepare).await;
-    }
-    let relay = world.streaming().await;
-    let insert = "INSERT INTO public.other (id, aggregatetype, aggregateid, event_type, payload, headers) \
-                  SELECT i, 'order', 'blocked', 'New', '{}', CASE i WHEN 1 THEN '[1]' ELSE '{}' END::jsonb \
-                  FROM generate_series(1, 4) i";
-    world.execute(insert).await;
-    let ids = "SELECT outbox.event_uuid('public.other', id::text, inserted_xid)::text, aggregateid \
-               FROM public.other ORDER BY id";
-    world.note_rows(ids).await;
-    world.wait_for_quarantined(4).await;
-    world.rotate_to("other", Fate::RenamedAway).await;
-    eventually("a new session has begun", || async {
-        (relay.log().matches("streaming").count() > 1).then_some(())
-    })
-    .await;
-    let renamed = [
-        ("public.numbered", "public.numbered#2"),
-        ("public.other", "public.numbered"),
-    ];
-    world.insert_equal_ids(&renamed, 101, 105).await;
-    let third = "SELECT event_id::text FROM outbox.dispatch WHERE state = 'quarantined' \
-                 ORDER BY commit_lsn, ordinal OFFSET 2 LIMIT 1";
-    let third = world.database.text(third).await;
-    let (_, said) = world.said(&["event", &third]);
-    assert!(said.contains("row        public.other_away"), "{said}");
-    let (code, said) = world.said(&["audit"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(
-        said.contains("public.other_away (no longer captured"),
-        "{said}"
-    );
-    world
-        .execute("UPDATE public.other_away SET headers = '{}' WHERE id = 1")
-        .await;
-    world.said(&["quarantine", "release", "--all"]);
-    world.wait_for_quarantined(0).await;
-    world.assert_exactly_published(&relay).await;
-    relay.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn events_in_quarantine_are_released_from_a_table_whose_name_another_captured_table_has() {
-    released_from_a_displaced_table(World::with_numbered(&["public.other"]).await).await;
-    let without_records = World::with_numbered(&["public.other"])
-        .await
-        .set(EXCEPTIONS);
-    released_from_a_displaced_table(without_records).await;
 }

@@ -1,0 +1,151 @@
+//! Tests of captured tables that the settings no longer name, or whose name another captured table has.
+
+use std::time::Duration;
+
+use super::World;
+use super::reused_names::{EXCEPTIONS, Fate};
+use crate::harness::{self, Relay, eventually};
+
+impl World {
+    /// Starts the relay, and inserts four events of one key into `public.other`. The first is bad, so all go into
+    /// quarantine.
+    async fn quarantined_in_other(&mut self) -> Relay {
+        for name in ["public.numbered", "public.other"] {
+            let prepare =
+                format!("ALTER TABLE {name} ADD COLUMN headers jsonb; CREATE INDEX ON {name} (id)");
+            self.execute(&prepare).await;
+        }
+        let relay = self.streaming().await;
+        let insert = "INSERT INTO public.other (id, aggregatetype, aggregateid, event_type, payload, headers) \
+                      SELECT i, 'order', 'blocked', 'New', '{}', CASE i WHEN 1 THEN '[1]' ELSE '{}' END::jsonb \
+                      FROM generate_series(1, 4) i";
+        self.execute(insert).await;
+        let ids = "SELECT outbox.event_uuid('public.other', id::text, inserted_xid)::text, aggregateid \
+                   FROM public.other ORDER BY id";
+        self.note_rows(ids).await;
+        self.wait_for_quarantined(4).await;
+        relay
+    }
+}
+
+/// Another captured table has the name of the table with the events, so the table is no former table of any captured
+/// table.
+async fn released_from_a_displaced_table(world: World) {
+    let mut world = world;
+    let relay = world.quarantined_in_other().await;
+    world.rotate_to("other", Fate::RenamedAway).await;
+    eventually("a new session has begun", || async {
+        (relay.log().matches("streaming").count() > 1).then_some(())
+    })
+    .await;
+    let renamed = [
+        ("public.numbered", "public.numbered#2"),
+        ("public.other", "public.numbered"),
+    ];
+    world.insert_equal_ids(&renamed, 101, 105).await;
+    let third = "SELECT event_id::text FROM outbox.dispatch WHERE state = 'quarantined' \
+                 ORDER BY commit_lsn, ordinal OFFSET 2 LIMIT 1";
+    let third = world.database.text(third).await;
+    let (_, said) = world.said(&["event", &third]);
+    assert!(said.contains("row        public.other_away"), "{said}");
+    let (code, said) = world.said(&["audit"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("public.other_away (no longer captured"),
+        "{said}"
+    );
+    world
+        .execute("UPDATE public.other_away SET headers = '{}' WHERE id = 1")
+        .await;
+    world.said(&["quarantine", "release", "--all"]);
+    world.wait_for_quarantined(0).await;
+    world.assert_exactly_published(&relay).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_quarantine_are_released_from_a_table_whose_name_another_captured_table_has() {
+    released_from_a_displaced_table(World::with_numbered(&["public.other"]).await).await;
+    let without_records = World::with_numbered(&["public.other"])
+        .await
+        .set(EXCEPTIONS);
+    released_from_a_displaced_table(without_records).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hints_name_a_captured_table_that_is_not_in_the_settings() {
+    let mut world = World::with_numbered(&["public.other"]).await;
+    let relay = world.quarantined_in_other().await;
+    relay.stop().await;
+    let settings = std::fs::read_to_string(world.settings.path()).unwrap();
+    let without = settings.replace("[[tables]]\ntable = \"public.other\"\n", "");
+    assert_ne!(settings, without);
+    std::fs::write(world.settings.path(), without).unwrap();
+    let relay = world.streaming().await;
+    let third =
+        "SELECT event_id::text FROM outbox.dispatch ORDER BY commit_lsn, ordinal OFFSET 2 LIMIT 1";
+    let third = world.database.text(third).await;
+    let remedy = "name public.other in the settings";
+    let (_, said) = world.said(&["event", &third]);
+    assert!(said.contains(remedy) && !said.contains("discard"), "{said}");
+    let (_, said) = world.said(&["audit"]);
+    assert!(said.contains(remedy), "{said}");
+    world.said(&["quarantine", "release", "--all"]);
+    relay.wait_for_log(remedy).await;
+    relay.stop().await;
+    std::fs::write(world.settings.path(), settings).unwrap();
+    let relay = world.streaming().await;
+    world
+        .execute("UPDATE public.other SET headers = '{}' WHERE id = 1")
+        .await;
+    world.said(&["quarantine", "release", "--all"]);
+    world.wait_for_quarantined(0).await;
+    world.assert_exactly_published(&relay).await;
+    relay.stop().await;
+}
+
+/// The tables swap their names while the auditor waits: it has looked up the tables, but has not read them yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_audit_reads_no_table_that_got_the_name_of_another_meanwhile() {
+    let mut world = World::with_numbered(&["public.other"]).await;
+    let relay = world.streaming().await;
+    let tables = [
+        ("public.numbered", "public.numbered"),
+        ("public.other", "public.other"),
+    ];
+    world.insert_equal_ids(&tables[..1], 1, 10).await;
+    world.insert_equal_ids(&tables[1..], 11, 20).await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_recorded().await;
+    world.wait_until_compared(&relay).await;
+    let lock = harness::connect(&world.database.url).await;
+    lock.batch_execute("BEGIN; LOCK outbox.dispatch")
+        .await
+        .unwrap();
+    let compared = "comparing the tables with outbox.dispatch";
+    let before = relay.log().matches(compared).count();
+    let alter = "BEGIN; ALTER PUBLICATION postrider DROP TABLE TABLE_NAME; \
+                 ALTER PUBLICATION postrider ADD TABLE TABLE_NAME; COMMIT";
+    world.execute(alter).await;
+    while relay.log().matches(compared).count() == before {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let swap = "BEGIN; ALTER TABLE public.other RENAME TO between; \
+                ALTER TABLE public.numbered RENAME TO other; \
+                ALTER TABLE public.between RENAME TO numbered; COMMIT";
+    world.execute(swap).await;
+    lock.batch_execute("COMMIT").await.unwrap();
+    eventually("a new session has begun", || async {
+        (relay.log().matches("streaming").count() > 1).then_some(())
+    })
+    .await;
+    let swapped = [
+        ("public.other", "public.numbered"),
+        ("public.numbered", "public.other"),
+    ];
+    world.insert_equal_ids(&swapped, 21, 25).await;
+    world.wait_until_published(&relay).await;
+    world.wait_until_compared(&relay).await;
+    world.assert_exactly_published(&relay).await;
+    relay.stop().await;
+}
