@@ -55,7 +55,8 @@ pub(super) struct VerdictGroup {
     /// Names of the events of the group's first rows, at most [`NAMED`]. Only [`WalkAction::Read`] returns
     /// names.
     pub(super) names: Vec<String>,
-    /// When the oldest event of the group happened, or was committed if its row has no time (RFC 3339).
+    /// The time of the oldest event of the group (RFC 3339): its `occurred_at`, or the time of its commit if the row
+    /// has no such time.
     pub(super) oldest: Option<String>,
     /// Events that Pub/Sub may have stored with more than one request. Replayed events do not count.
     pub(super) sent_again: NamedCount,

@@ -48,8 +48,9 @@ impl ForeignRecords {
         Ok(Self::of(earlier, cluster, &reach))
     }
 
-    /// Returns `None` if the records belong to this server. `earlier` is the relay's row. If there is none, the slot
-    /// may be new. The rows of other relays then show whether late records come from another cluster.
+    /// Returns `None` if the records belong to this server. `earlier` is the relay's row. Without this row, for example
+    /// if the slot has a new name, records of another cluster look like records of a later state. The rows of other
+    /// relays then show which it is.
     pub(crate) fn of(
         earlier: Option<&EarlierSession>,
         cluster: &Cluster,

@@ -70,7 +70,7 @@ pub(super) struct SearchedFormerTables {
     pub(super) unreadable: Vec<String>,
 }
 
-/// Prepares the search in the former tables of the tables that were searched.
+/// Prepares the search in former tables. `searched` are the captured tables, which were searched before.
 ///
 /// # Errors
 /// The errors of [`all`].
