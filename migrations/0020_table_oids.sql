@@ -22,6 +22,6 @@ comment on column outbox.capture.id_suffixes is
 comment on column outbox.capture.adoptions is
     'How often the table moved to another server, where the same OIDs belong to other tables.';
 comment on column outbox.capture.detached is
-    'OIDs of tables that were partitions, or were the table itself, and may have rows without an outcome.';
+    'OIDs of tables that were partitions, or were the table itself, and may have rows without an outcome. Also new partitions that no audit has covered yet.';
 comment on column outbox.capture.unread is
     'By OID in `detached`: the floor before a recovery that could not read the table. Its rows from this floor on may be unpublished.';

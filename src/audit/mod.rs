@@ -92,7 +92,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// Time between two checks whether the pipeline has read, or the slot has confirmed, the awaited position. Also the
 /// pause after an audit has found a new trace of a gap.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// While an audit waits, new partitions are noted this often.
+/// How often a waiting audit looks for new partitions, and notes them in the capture record. If a partition is detached
+/// sooner, its rows may be missed after a lost slot.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -229,7 +230,7 @@ struct AuditState {
     floor: u64,
     /// A gap that may exist, because the auditor has found a trace of it in the catalogue. `None` without a trace.
     gap: Option<PossibleGap>,
-    /// When new partitions were last noted.
+    /// When the auditor last looked for new partitions.
     noted_at: Option<Instant>,
     /// This session has compared all rows of transactions below this id.
     compared_to: u64,

@@ -6,8 +6,8 @@
 //! - Once all its rows have an outcome, the table is *settled* (`CaptureRecord::settled`). The relay no longer
 //!   reads all its rows, but looks up single rows there: the rows of events in quarantine that an operator
 //!   releases, and the rows of old records before it deletes the records.
-//! - A *displaced* table counts as settled, too. It has a capture record, but the settings no longer name it, or another
-//!   captured table has its name.
+//! - A *displaced* table has a capture record, but the settings no longer name it, or another captured table has its
+//!   name. The relay treats it like a settled table, although some of its rows may have no outcome.
 
 mod settled;
 

@@ -137,7 +137,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     for FormerTableAudit { table, quarantined } in &elsewhere.former_tables {
         let number = paint.severity(Severity::Warning, &format!("{quarantined:>10}"));
         text += &format!(
-            "{} (no longer captured; its other rows have an outcome)\n{number}  in quarantine\n",
+            "{} (no longer captured; only its events in quarantine were counted)\n{number}  in quarantine\n",
             printable(table)
         );
     }

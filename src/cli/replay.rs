@@ -180,8 +180,9 @@ fn resumable(error: Error, name: &str) -> Error {
 }
 
 /// The note of [`ReplayStep::Unrecorded`].
-const UNRECORDED: &str = "some events that were committed before the replay may have no record yet. The replay leaves \
-                          them out, although it may contain later events of their keys: see `postrider status`";
+const UNRECORDED: &str = "some events that were committed before the replay may have no record yet. The replay does not \
+                          send them, but may send later events of the same keys. `postrider status` may show what \
+                          delays the records";
 
 fn progress(step: &ReplayStep) -> String {
     match step {

@@ -27,16 +27,17 @@ pub enum Phase {
     Broken(Trouble),
 }
 
-/// An error after a recovery of this length is a new trouble.
-const WORKING_RECOVERY: Duration = Duration::from_secs(30);
+/// If a recovery has run at least this long before it fails, its error counts as a new trouble, even if an earlier
+/// attempt failed with the same error. An attempt that cannot create the slot fails earlier.
+const WORKING_RECOVERY: Duration = Duration::from_secs(600);
 
 /// The current phase and when it began, shared by all parts of the relay.
 #[derive(Debug)]
 pub struct RelayState {
     phase: Mutex<(Phase, Instant)>,
-    /// The trouble that ended the previous relay, or the last attempt of this relay to recover. If the same trouble
-    /// occurs again, the relay reports it with the original start time. `None` once this relay has streamed or been a
-    /// standby.
+    /// The trouble that ended the previous relay, or the session before the present recovery. If the same trouble occurs
+    /// again, the relay reports it with its original start time, unless the recovery has run for [`WORKING_RECOVERY`].
+    /// `None` once this relay streams or is a standby.
     earlier: Mutex<Option<Trouble>>,
     /// Whether this relay has streamed, or was a standby. If not, the error `table-captured` stops the relay. If so,
     /// the error ends only the session, and the relay tries again.

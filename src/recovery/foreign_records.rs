@@ -103,7 +103,7 @@ impl ForeignRecords {
     pub(crate) fn what(&self, slot: &SlotName) -> String {
         match self {
             Self::Copy { recorded, found } => format!(
-                "the records of slot \"{slot}\" come from cluster {recorded}, but this is cluster {found}"
+                "slot \"{slot}\": the relay's records come from cluster {recorded}, but this is cluster {found}"
             ),
             Self::Later(proof) => {
                 format!("the relay's records come from a later state of this server ({proof})")
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn late_records_without_a_row_of_this_relay_are_a_copy_if_relays_have_run_only_elsewhere() {
+    fn with_a_new_slot_records_ahead_of_this_server_are_a_copy_if_no_relay_has_run_here() {
         let here = cluster(1);
         let elsewhere = DatabaseOrigin {
             system_identifier: SystemIdentifier::new(42),

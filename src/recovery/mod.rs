@@ -369,7 +369,7 @@ impl Recovery {
         };
         let next = &mut self.next;
         let rows = from_table::hand_over(unrecorded, &mut self.rows, next, takes, reads).await?;
-        if window.finds_rows_by_ctid() {
+        if number.is_none() || window.finds_rows_by_ctid() {
             shape::refuse_rewritten(sql, table, &captured.shape).await?;
         }
         if let Some(number) = number {

@@ -121,7 +121,8 @@ pub(crate) struct CaptureRecord {
     /// suffix. Only a copy of a table keeps the suffix of the original.
     pub(crate) id_suffixes: IdSuffixes,
     /// The OIDs of tables that no longer belong to the captured table, but may still have unresolved rows:
-    /// former partitions, and physical tables that were the captured table before.
+    /// former partitions, and physical tables that were the captured table before. Also new partitions that no audit
+    /// or recovery has covered yet (`claim::noted_partitions`), which have no effect while they are attached.
     pub(crate) detached: Vec<u32>,
     /// The tables of `detached` that a recovery or the auditor could not read, each with the floor from which
     /// it must be read later.
@@ -210,8 +211,9 @@ pub(crate) fn since_lsn(records: &[CaptureRecord], slot: &SlotName) -> Option<Ls
     of_slot.filter_map(|known| known.since_lsn).min()
 }
 
-/// Inserts the records of newly captured tables, except those that another relay on the same slot has inserted first.
-/// One statement inserts all or none: the identity of a new record may depend on the other new tables.
+/// Inserts the records of newly captured tables in one statement, so that a failure leaves none of them behind: the
+/// identity of a record may depend on the other new tables. Skips records that another relay on the same slot has
+/// inserted.
 ///
 /// # Errors
 /// Database errors.
@@ -267,7 +269,7 @@ fn insert_sql(rows: usize) -> String {
     )
 }
 
-/// Notes that the table of this record has the partitions `new`. No rows of the partitions in `filled` count as resolved.
+/// Adds the partitions `new` to `detached`, except those that an audit has added to `partitions` meanwhile.
 ///
 /// # Errors
 /// Database errors.
@@ -275,14 +277,13 @@ pub(crate) async fn note_partitions(
     sql: &impl GenericClient,
     record: &CaptureRecord,
     new: &[u32],
-    filled: &[u32],
 ) -> Result<()> {
     let statement = "\
-        UPDATE outbox.capture SET \
-            detached = array(SELECT DISTINCT o FROM unnest(detached || $3) o ORDER BY o), \
-            unread = (SELECT coalesce(jsonb_object_agg(o, 0), '{}') FROM unnest($4::oid[]) o) || unread \
+        UPDATE outbox.capture SET detached = array( \
+            SELECT DISTINCT o FROM unnest(detached || $3) o \
+            WHERE o <> ALL (coalesce(string_to_array(partitions, ',')::oid[], '{}')) ORDER BY o) \
         WHERE identity = $1 AND table_oid = $2";
-    let parameters: [&(dyn ToSql + Sync); 4] = [&record.identity, &record.oid, &new, &filled];
+    let parameters: [&(dyn ToSql + Sync); 3] = [&record.identity, &record.oid, &new];
     sql.execute(statement, &parameters).await?;
     Ok(())
 }

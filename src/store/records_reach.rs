@@ -62,12 +62,12 @@ pub(crate) struct RecordsReach {
     pub(crate) last_commit: Option<Lsn>,
     /// The end of the server's WAL, read after the records.
     pub(crate) wal_end: Lsn,
-    /// The databases on which relays have run, the last one first.
+    /// The databases on which relays have run, most recent first.
     pub(crate) origins: Vec<DatabaseOrigin>,
 }
 
 impl RecordsReach {
-    /// Returns the database on which a relay has run last, if no relay has run on the database `here`.
+    /// Returns the database on which a relay ran most recently, if no relay has run on the database `here`.
     pub(crate) fn served_elsewhere(&self, here: DatabaseOrigin) -> Option<DatabaseOrigin> {
         let is_here = self.origins.iter().any(|origin| origin.matches(here));
         self.origins.first().copied().filter(|_| !is_here)

@@ -1,10 +1,9 @@
 //! Notes new partitions in the capture record as soon as the relay sees them.
 //!
-//! `CaptureRecord::partitions` names only the partitions whose rows an audit or a recovery has covered. An audit may
-//! take long to end, for example while an event waits for a missing topic. If a partition were detached before that, and
-//! no record named it, the relay would never look for its rows. So a new partition is noted in
-//! `CaptureRecord::detached`, which has no effect while the partition is attached. The next audit that ends names the
-//! partition in `partitions`, and removes the note.
+//! `CaptureRecord::partitions` gets a new partition only when an audit or a recovery ends, and an audit may take long, for
+//! example while an event waits for a missing topic. If somebody detached the partition before the audit ends, the relay
+//! would never look for its rows. So a new partition is also noted in `CaptureRecord::detached`, which has no effect
+//! while the partition is attached. The next audit that ends adds the partition to `partitions`, and removes the note.
 
 use super::{FoundTable, find_tables, matched};
 use crate::error::Result;
@@ -32,16 +31,13 @@ pub(crate) async fn note_partitions(
     Ok(())
 }
 
-/// Notes the new partitions of one table. Does nothing if the record is of another table.
+/// Notes the new partitions of one table. Does nothing if the record belongs to another table.
 pub(super) async fn note(sql: &Sql, found: &FoundTable, known: &CaptureRecord) -> Result<()> {
     let new = new_partitions(found, known);
     if new.is_empty() {
         return Ok(());
     }
-    // Rows that a partition had when it was attached may be older than the floor. Rows that are inserted later are not.
-    let filled = |oid: &&u32| found.shape.filled.contains(oid);
-    let filled: Vec<u32> = new.iter().filter(filled).copied().collect();
-    capture_record::note_partitions(&**sql, known, &new, &filled).await
+    capture_record::note_partitions(&**sql, known, &new).await
 }
 
 fn new_partitions(FoundTable { shape, .. }: &FoundTable, known: &CaptureRecord) -> Vec<u32> {

@@ -1,4 +1,5 @@
-//! Finds the former tables whose rows all have an outcome. Only rows of single events are looked up there.
+//! Finds the former tables that audits and recoveries no longer read: settled tables, whose rows all have an outcome, and
+//! displaced tables, whose rows may have none. Only the rows of single events are looked up there.
 
 use decoder::Lsn;
 use slot_manager::table;
@@ -26,28 +27,27 @@ pub(crate) async fn find_settled(
     }
     settled.sort_by_key(|table| table.settled);
     let at = Some(Lsn::new(u64::MAX));
-    for (record, number) in displaced(sql, tables, captured).await? {
-        if let Some(number) = number {
+    for Displaced { record, of, oids } in displaced(sql, tables, captured).await? {
+        if let Some(number) = of {
             let shape = captured[number].shape.clone();
-            let oids = vec![(record.oid, at)];
             let captured = Captured { record, shape };
+            let oids = oids.into_iter().map(|oid| (oid, at)).collect();
             settled.extend(describe(sql, (number, &tables[number], &captured), oids).await?);
             continue;
         }
         // Only the settings say how to map the rows.
-        let found = table::former_partitions(sql, &[record.oid]).await?;
-        settled.extend(found.into_iter().map(|found| DetachedTable {
+        settled.push(DetachedTable {
             number: 0,
-            oid: found.oid,
+            oid: record.oid,
             is_pending: false,
             is_uncaptured: true,
             settled: at,
             state: DetachedState::Unreadable {
-                remedy: format!("name {} in the settings", found.name),
-                name: found.name,
                 why: "the table was captured, and is not in the settings".to_owned(),
+                remedy: format!("name {} in the settings", record.table),
+                name: record.table,
             },
-        }));
+        });
     }
     Ok(settled)
 }
@@ -66,19 +66,25 @@ pub(crate) async fn find_all(
     Ok(former)
 }
 
-/// Finds the displaced tables: tables of this slot that have a capture record, but are not among the `captured` tables.
-/// There are two kinds:
+/// A table that has a capture record, but is not among the captured tables.
+struct Displaced {
+    record: CaptureRecord,
+    /// Set if a captured table was renamed away, and another captured table got its name: the index of the settings of
+    /// that name, which map the rows of both. `None` if the settings no longer name the table.
+    of: Option<usize>,
+    /// The table, or its partitions.
+    oids: Vec<u32>,
+}
+
+/// Finds the displaced tables of this slot that still exist.
 ///
-/// - A captured table was renamed away, and another captured table got its name. Its rows are mapped by the settings of
-///   that name. The result has the index of these settings.
-/// - The settings no longer name the table. The result has no index.
-///
-/// Nobody raises the floor of a displaced table, so nothing shows when its rows were settled.
+/// Nobody raises the floor of a displaced table, so its settled position is unknown. [`find_settled`] uses the highest
+/// position, so that every event is looked up there.
 async fn displaced(
     sql: &Sql,
     tables: &[TableSettings],
     captured: &[Captured],
-) -> Result<Vec<(CaptureRecord, Option<usize>)>> {
+) -> Result<Vec<Displaced>> {
     let Some(slot) = captured.first().map(|one| &one.record.slot) else {
         return Ok(Vec::new());
     };
@@ -88,15 +94,26 @@ async fn displaced(
     };
     let mut records = capture_record::read(&**sql).await?;
     records.retain(|record| record.slot == *slot && !is_captured(record));
-    let number = |record: &CaptureRecord| tables.iter().position(|one| one.table == record.table);
-    let displaced = records.into_iter().map(|record| {
-        let number = number(&record);
-        (record, number)
-    });
-    Ok(displaced.collect())
+    let mut displaced = Vec::new();
+    for record in records {
+        let mut oids = record.former_partitions("");
+        oids.extend(record.settled.keys());
+        oids.retain(|oid| *oid != record.oid);
+        oids.push(record.oid);
+        let exist = table::former_partitions(sql, &oids).await?;
+        if !exist.is_empty() {
+            displaced.push(Displaced {
+                of: tables.iter().position(|one| one.table == record.table),
+                oids: exist.iter().map(|found| found.oid).collect(),
+                record,
+            });
+        }
+    }
+    Ok(displaced)
 }
 
-/// The OIDs of the tables that [`find_all`] finds, each with the position at which it was settled.
+/// The OIDs of the tables that [`find_all`] finds. A settled table has the position at which it was settled, every other
+/// table has `None`.
 ///
 /// # Errors
 /// Database errors.
@@ -111,7 +128,12 @@ pub(crate) async fn former_oids(
     Ok(unresolved
         .map(|oid| (oid, None))
         .chain(settled.map(|(oid, at)| (oid, Some(at))))
-        .chain(displaced.iter().map(|(record, _)| (record.oid, None)))
+        .chain(
+            displaced
+                .iter()
+                .flat_map(|one| &one.oids)
+                .map(|oid| (*oid, None)),
+        )
         .collect())
 }
 

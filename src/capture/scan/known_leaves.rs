@@ -1,6 +1,6 @@
 //! Checks that the rows of a scan come from the scanned table. The scan names the table in each statement, and another
-//! table may get this name between two statements. Its rows would get wrong event ids, so consumers could not recognise
-//! events that were published before.
+//! table may get this name between two statements. The rows of the other table would get wrong event ids, so consumers
+//! could not recognise events that were published before.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::capture::shape::Shape;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 
-/// The table without partitions, or the partitions, that belong to the scanned table.
+/// The OIDs in which rows of the scanned table may be found: its partitions, or the table itself if it has none.
 #[derive(Debug)]
 pub(super) struct KnownLeaves {
     table: u32,
@@ -26,8 +26,8 @@ impl KnownLeaves {
         }
     }
 
-    /// Checks the OIDs of the tables in which rows were found. A partition that was attached after the beginning of the
-    /// scan is looked up.
+    /// Refuses rows of other tables. Looks up an unknown OID, because it may be a partition that was attached after the
+    /// scan began.
     ///
     /// # Errors
     /// `slot-busy` when a row is in another table; database errors.
@@ -56,10 +56,10 @@ impl KnownLeaves {
     }
 }
 
-fn other_table(now: Option<&QualifiedName>) -> Error {
-    let now = now.map_or_else(String::new, |name| format!(" (now {name})"));
-    let what = format!(
-        "a captured table was renamed, and another table{now} got its name, while the relay read it"
-    );
-    Error::new(Code::SlotBusy, what).hint("no action needed: the relay reads it again")
+fn other_table(name: Option<&QualifiedName>) -> Error {
+    let name = name.map_or_else(String::new, |name| format!(" ({name})"));
+    let what = format!("another table{name} took the name of a captured table during a scan");
+    Error::new(Code::SlotBusy, what).hint(
+        "no action needed: the relay scans the table again; if a command failed, run it again",
+    )
 }

@@ -31,14 +31,18 @@ pub(super) struct FormerTables {
     project: Arc<str>,
     /// Whether the list of former tables was read since [`page_begins`](Self::page_begins).
     is_current: bool,
-    /// The former tables that the readers were made for: the OID and the settled position of each. There may be
-    /// hundreds of readers, so they are made again only if this list changes.
+    /// The former tables that the readers were made for: the OID of each, and the position of a settled one. There may
+    /// be hundreds of readers, so they are made again only if this list changes.
     oids: Vec<(u32, Option<Lsn>)>,
     /// The tables that can be searched, each with its reader. Tables that are not settled come first. Then come the
     /// settled tables, in the order in which they were settled. An event of a settled table is usually in the first
     /// one that was settled after the event's commit.
     tables: Vec<(DetachedTable, TableReader)>,
-    /// The tables that cannot be searched, each with the reason or the remedy.
+    /// Whether one of the `unreadable` tables may be readable now. Only a new relay reads a table that is not in the
+    /// settings.
+    may_be_readable: bool,
+    /// The tables that cannot be searched, each with the reason or the remedy. Or one error, if a lock prevented the
+    /// whole search.
     unreadable: Vec<String>,
 }
 
@@ -51,6 +55,7 @@ impl FormerTables {
             is_current: false,
             oids: Vec::new(),
             tables: Vec::new(),
+            may_be_readable: false,
             unreadable: Vec::new(),
         }
     }
@@ -63,16 +68,17 @@ impl FormerTables {
     async fn refresh(&mut self, sql: &Sql) -> Result<()> {
         let captured = claim::known(sql, &self.slot, &self.captured).await?;
         let oids = detached::former_oids(sql, &self.captured, &captured).await?;
-        // A table that our role could not read may be readable now.
-        if self.oids == oids && self.unreadable.is_empty() {
+        if self.oids == oids && !self.may_be_readable {
             return Ok(());
         }
         (self.tables, self.unreadable) = (Vec::new(), Vec::new());
+        self.may_be_readable = false;
         let finding = detached::find_all(sql, &self.captured, &captured);
-        // As in `row`, do not wait for a lock on a former table.
+        // As in `row`, wait only briefly for a lock: other releases wait for this search. The next page tries again.
         let found = match limiting_lock_waits(sql, LOCK_LIMIT, finding).await {
             Err(error) if error.code() == Code::LockWait => {
                 self.unreadable.push(error.to_string());
+                self.may_be_readable = true;
                 Vec::new()
             }
             found => found?,
@@ -80,6 +86,7 @@ impl FormerTables {
         for table in found {
             if let Some((name, _, remedy)) = table.unreadable() {
                 self.unreadable.push(format!("{name}: {remedy}"));
+                self.may_be_readable |= !(table.is_uncaptured && table.settled.is_some());
             }
             if let Some(rows) = table.rows() {
                 let (settings, captured) = (&rows.settings, &rows.captured);
@@ -93,6 +100,7 @@ impl FormerTables {
                     let column = quoted_identifier(column);
                     let remedy = format!("CREATE INDEX ON {name} ({column})");
                     self.unreadable.push(format!("{name}: {remedy}"));
+                    self.may_be_readable = true;
                 }
             }
         }
@@ -125,6 +133,7 @@ impl FormerTables {
                     let locked = format!("{}: {error}", reader.table_sql());
                     if !self.unreadable.contains(&locked) {
                         self.unreadable.push(locked);
+                        self.may_be_readable = true;
                     }
                     continue;
                 }

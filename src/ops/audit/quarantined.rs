@@ -24,7 +24,7 @@ use crate::store::dispatch::quarantine_commands::count_unpublished;
 pub(crate) struct QuarantinedElsewhere {
     /// The settled tables that have such rows.
     pub(crate) former_tables: Vec<FormerTableAudit>,
-    /// The events in quarantine whose row was found nowhere.
+    /// The events in quarantine whose row was found nowhere. 0 with `--since`.
     pub(crate) without_row: u64,
 }
 
@@ -41,7 +41,7 @@ impl QuarantinedElsewhere {
     }
 }
 
-/// Counts the events in quarantine, before the tables are compared.
+/// Counts the events in quarantine; if `since` is given, only those that were committed since then.
 ///
 /// # Errors
 /// Database errors.
@@ -49,7 +49,7 @@ pub(super) async fn count(sql: &Sql, since: Option<&SinceTime>) -> Result<u64> {
     count_unpublished(sql, &recent(since)).await
 }
 
-/// An SQL condition on a record `w`.
+/// An SQL condition: the record `w` was committed since `since`.
 fn recent(since: Option<&SinceTime>) -> String {
     since.map_or_else(
         || "true".to_owned(),
@@ -58,8 +58,8 @@ fn recent(since: Option<&SinceTime>) -> String {
 }
 
 /// Counts the events in quarantine that `tables` do not contain. Adds settled tables that cannot be searched for these
-/// events to `unreadable`. `before` is the result of [`count`] from before the tables were compared: events that came
-/// into quarantine or left it since do not count.
+/// events to `unreadable`. `before` is the result of [`count`] from before the tables were compared. The lower of the two
+/// counts is used, so that events that enter or leave quarantine meanwhile are not reported as events without a row.
 ///
 /// # Errors
 /// Database errors.
@@ -83,8 +83,9 @@ pub(super) async fn find(
     if found.without_row == 0 {
         return Ok(found);
     }
+    let mut skipped = Vec::new();
     for table in detached::find_settled(sql, &settings.tables, captured).await? {
-        unreadable.extend(table.unreadable().map(UnreadableTable::new));
+        skipped.extend(table.unreadable().map(UnreadableTable::new));
         if found.without_row == 0 {
             break;
         }
@@ -101,23 +102,26 @@ pub(super) async fn find(
                     quarantined: events,
                 });
             }
-            Ok(Err(remedy)) => unreadable.push(UnreadableTable {
+            Ok(Err(remedy)) => skipped.push(UnreadableTable {
                 table: name,
                 why: "an index is missing".to_owned(),
                 remedy,
             }),
             // The command must not fail because of a table that is no longer captured, for example because somebody
             // archives the table and holds a lock on it.
-            Err(error) => unreadable.push(UnreadableTable {
+            Err(error) => skipped.push(UnreadableTable {
                 table: name,
                 why: error.to_string(),
                 remedy: "run the audit again".to_owned(),
             }),
         }
     }
-    // With a time, the tables were compared by `occurred_at`, but records have the time of the commit.
+    // With `--since`, tables are compared by `occurred_at`, but records are counted by the time of the commit. The
+    // difference of the two counts means nothing.
     if since.is_some() {
         found.without_row = 0;
+    } else {
+        unreadable.append(&mut skipped);
     }
     Ok(found)
 }

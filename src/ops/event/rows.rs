@@ -92,7 +92,8 @@ pub(super) async fn former(
         unreadable: Vec::new(),
     };
     for table in detached::find_all(sql, &tables, &captured).await? {
-        // If only some tables were searched, the others are not former tables.
+        // `find_all` takes every captured table that is not in `tables` for one that the settings no longer name. If only
+        // some of the configured tables were searched, leave out the others.
         let is_configured =
             |name: &QualifiedName| settings.tables.iter().any(|one| one.table == *name);
         if let Some((name, _, remedy)) = table.unreadable()

@@ -208,7 +208,7 @@ async fn kept_records(
     if let Some(row) = sql.query_opt(pruning::OTHER_TABLES, &[&identities]).await? {
         return Ok(Err(format!(
             "table {} was captured and is not in the settings, so nothing shows whether a record \
-             belongs to one of its rows: name it in the settings, or release its events from quarantine and drop it",
+             belongs to one of its rows: name it in the settings, or drop it once none of its events are in quarantine",
             row.get::<_, &str>(0)
         )));
     }

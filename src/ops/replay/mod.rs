@@ -218,8 +218,8 @@ pub(crate) async fn run(
     release::run(sql, &row.name, rate, on_step).await
 }
 
-/// Waits up to [`RECORDED_WAIT`] until all events that were committed before `until` are recorded, also if no relay
-/// reads the slot at the moment. Returns whether they are recorded.
+/// Waits up to [`RECORDED_WAIT`] until all events that were committed before `until` are recorded. Returns whether they
+/// are. Keeps waiting while no relay reads the slot, because one may start.
 async fn wait_until_recorded(sql: &Sql, slot: &SlotName, until: Lsn) -> Result<bool> {
     let began = Instant::now();
     loop {

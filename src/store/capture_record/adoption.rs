@@ -10,8 +10,8 @@ use crate::error::Result;
 ///
 /// - Records of another cluster: tables get other OIDs when a dump is restored, so only the name counts. After a
 ///   rotation, two records may have one name. The table belongs to the record that got the name last.
-/// - Records of a later state: the table may have been renamed or recreated later. So it belongs to the record that has
-///   or had its OID. The name counts only if there is no such record.
+/// - Records of a later state: in that state, the table may have been renamed or recreated. So an existing table belongs
+///   to the record that lists its OID. If none does, the name decides.
 const HERE: &str = "\
     here AS ( \
         SELECT t.oid, (SELECT k.identity FROM named k \
@@ -26,8 +26,8 @@ const NAMED: &str = "\
         SELECT c.*, pg_catalog.to_regclass(pg_catalog.format('%I.%I', c.schema_name, c.table_name))::oid AS named_oid \
         FROM outbox.capture c)";
 
-/// An SQL expression for the OID of the table of the record `c`. If no table belongs to the record, the result is 0, or
-/// the recorded OID if the record comes from a later state. (On another cluster, any table may have the recorded OID.)
+/// An SQL expression for the OID of the table of the record `c`. If no existing table belongs to the record, the result
+/// is the recorded OID for a later state, and 0 for another cluster, where any table may have the recorded OID.
 const OID_HERE: &str = "\
     coalesce((SELECT here.oid FROM here WHERE here.identity = c.identity \
               ORDER BY here.oid = c.table_oid DESC, here.oid LIMIT 1), \

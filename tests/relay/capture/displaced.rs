@@ -28,8 +28,7 @@ impl World {
     }
 }
 
-/// Another captured table has the name of the table with the events, so the table is no former table of any captured
-/// table.
+/// Another captured table takes the name of the table with the events. Then only the table's own capture record knows it.
 async fn released_from_a_displaced_table(world: World) {
     let mut world = world;
     let relay = world.quarantined_in_other().await;
@@ -104,9 +103,9 @@ async fn hints_name_a_captured_table_that_is_not_in_the_settings() {
     relay.stop().await;
 }
 
-/// The tables swap their names while the auditor waits: it has looked up the tables, but has not read them yet.
+/// The tables swap their names while the auditor waits for a lock: it has looked up the tables, but has not read them yet.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_audit_reads_no_table_that_got_the_name_of_another_meanwhile() {
+async fn an_audit_publishes_no_row_of_a_table_that_takes_the_scanned_name() {
     let mut world = World::with_numbered(&["public.other"]).await;
     let relay = world.streaming().await;
     let tables = [

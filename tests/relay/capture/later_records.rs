@@ -5,7 +5,7 @@
 use super::World;
 use super::table::Kind;
 
-/// Raises the floors above the next transaction, so that the records come from a later state.
+/// Raises the floors above the next transaction, so that the records seem to come from a later state.
 const LATE: &str = "\
     UPDATE outbox.capture SET floor = (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 1000000)::text::xid8";
 

@@ -36,7 +36,7 @@ impl World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partition_that_no_audit_has_seen_are_published_after_a_lost_slot() {
+async fn rows_of_a_partition_that_no_audit_has_covered_are_published_after_a_lost_slot() {
     for mode in ["full", "exceptions"] {
         let mut world = World::new(Kind::Partitioned, 5).await;
         world.more.push(("POSTRIDER_DISPATCH", mode.to_owned()));
@@ -62,7 +62,7 @@ async fn rows_of_a_partition_that_no_audit_has_seen_are_published_after_a_lost_s
 
 /// The plain table is replaced by a partitioned table. Before an audit ends, that table is replaced, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_partitioned_table_that_no_audit_has_seen_are_published_after_a_lost_slot() {
+async fn rows_of_a_partitioned_table_that_no_audit_has_covered_are_published_after_a_lost_slot() {
     let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
     world.insert_late("2020-01-02").await;
     let replace = |name: &str, partitions: &str| {
