@@ -8,7 +8,7 @@ use printable::printable;
 
 use super::audit::ProgressLine;
 use super::report::refuse;
-use super::{block_on, figures, output, signals};
+use super::{block_on, figures, output, report, signals};
 use crate::error::{Code, Error, Result};
 use crate::ops::replay::{
     self, ReplayCriteria, ReplayReport, ReplayRow, ReplaySelection, ReplayStep, ReplayWait,
@@ -94,15 +94,15 @@ pub(super) fn run(settings: &Settings, args: &ReplayArgs) -> Result<ExitCode> {
         let is_stopped = signals::watch_steps()?;
         let mut line = ProgressLine::new();
         let mut on_step = |step: &ReplayStep| {
-            let shown = progress(step);
-            line.show(&shown);
-            let note = match step {
-                ReplayStep::Unrecorded => Some(UNRECORDED.to_owned()),
-                ReplayStep::Selecting { .. } => None,
-                ReplayStep::Sending { wait, .. } => waits_for(wait),
-            };
-            if let Some(note) = note {
-                line.note_once(&note, &shown);
+            if let ReplayStep::Unrecorded = step {
+                report::write(UNRECORDED);
+            } else {
+                line.show(&progress(step));
+            }
+            if let ReplayStep::Sending { wait, .. } = step
+                && let Some(reason) = waits_for(wait)
+            {
+                line.note_once(&reason, &progress(step));
             }
             !is_stopped.load(Ordering::Relaxed)
         };
@@ -186,7 +186,7 @@ const UNRECORDED: &str = "some events that were committed before the replay may 
 
 fn progress(step: &ReplayStep) -> String {
     match step {
-        ReplayStep::Unrecorded => "selecting events".to_owned(),
+        ReplayStep::Unrecorded => UNRECORDED.to_owned(),
         ReplayStep::Selecting { examined, selected } => {
             format!("{selected} events match, {examined} records read")
         }

@@ -205,7 +205,8 @@ pub(crate) async fn run(
         })?;
         // Events that are not recorded yet cannot be selected. If the selection read the records meanwhile, it could
         // leave out an event of a key and select a later one.
-        if !wait_until_recorded(sql, &settings.slot, row.until).await? {
+        let is_one_event = criteria.id.is_some();
+        if !is_one_event && !wait_until_recorded(sql, &settings.slot, row.until).await? {
             on_step(&ReplayStep::Unrecorded);
         }
         let name = Some(row.name.as_str());
