@@ -223,7 +223,7 @@ impl RunningEmulator {
     pub async fn shutdown(mut self) {
         self.stop();
         if let Some(server) = self.server.take() {
-            // The server closes the port as soon as it is told to stop. Only tasks of connections can
+            // The server closes the port as soon as it receives the order to stop. Only tasks of connections can
             // still run after the limit. They end by themselves, because their connections are cut.
             let _ = tokio::time::timeout(SHUTDOWN_LIMIT, server).await;
         }

@@ -282,7 +282,7 @@ impl Worker {
     }
 }
 
-/// Whether the error concerns only one event. If so, this event cannot be published, and the task goes on with the
+/// Whether the error concerns only one event. If so, this event cannot be published, and the task continues with the
 /// other events. Any other error fails the whole request.
 ///
 /// `slot-busy` means that a statement does not fit the present columns of its table. If an earlier request created the

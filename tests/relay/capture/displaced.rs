@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::World;
-use super::reused_names::{EXCEPTIONS, Fate};
-use crate::harness::{self, Relay, eventually};
+use super::reused_names::{EXCEPTIONS, Fate, wait_for_second_session};
+use crate::harness::{self, Relay};
 
 impl World {
     /// Starts the relay, and inserts four events of one key into `public.other`. The first is bad, so all go into
@@ -33,10 +33,7 @@ async fn released_from_a_displaced_table(world: World) {
     let mut world = world;
     let relay = world.quarantined_in_other().await;
     world.rotate_to("other", Fate::RenamedAway).await;
-    eventually("a new session has begun", || async {
-        (relay.log().matches("streaming").count() > 1).then_some(())
-    })
-    .await;
+    wait_for_second_session(&relay).await;
     let renamed = [
         ("public.numbered", "public.numbered#2"),
         ("public.other", "public.numbered"),
@@ -134,10 +131,7 @@ async fn an_audit_publishes_no_row_of_a_table_that_takes_the_scanned_name() {
                 ALTER TABLE public.between RENAME TO numbered; COMMIT";
     world.execute(swap).await;
     lock.batch_execute("COMMIT").await.unwrap();
-    eventually("a new session has begun", || async {
-        (relay.log().matches("streaming").count() > 1).then_some(())
-    })
-    .await;
+    wait_for_second_session(&relay).await;
     let swapped = [
         ("public.other", "public.numbered"),
         ("public.numbered", "public.other"),

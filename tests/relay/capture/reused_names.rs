@@ -94,6 +94,14 @@ impl World {
     }
 }
 
+/// Waits until the relay streams in a second session.
+pub(super) async fn wait_for_second_session(relay: &Relay) {
+    eventually("a new session has begun", || async {
+        (relay.log().matches("streaming").count() > 1).then_some(())
+    })
+    .await;
+}
+
 const BOTH: [(&str, &str); 2] = [
     ("public.numbered", "public.numbered"),
     ("public.other", "public.other"),
@@ -153,10 +161,7 @@ async fn rotated_under_a_running_relay(fate: Fate) {
     world.wait_until_published(&relay).await;
     world.wait_until_recorded().await;
     world.rotate_to("other", fate).await;
-    eventually("a new session has begun", || async {
-        (relay.log().matches("streaming").count() > 1).then_some(())
-    })
-    .await;
+    wait_for_second_session(&relay).await;
     // The stream brings these rows after the repeated ones.
     let renamed = [
         ("public.numbered", "public.numbered#2"),
@@ -263,10 +268,7 @@ async fn an_adoption_after_a_rotation_repeats_no_event_under_another_id() {
     world.wait_until_published(&relay).await;
     world.wait_until_recorded().await;
     world.rotate_to("another", Fate::Dropped).await;
-    eventually("a new session has begun", || async {
-        (relay.log().matches("streaming").count() > 1).then_some(())
-    })
-    .await;
+    wait_for_second_session(&relay).await;
     let renamed = [
         ("public.numbered", "public.numbered#2"),
         ("public.another", "public.numbered"),
