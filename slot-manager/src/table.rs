@@ -9,7 +9,7 @@ use tokio_postgres::{Client, Row};
 use crate::shown_name::shown;
 use crate::slot::get;
 use crate::sql::table as sql;
-use crate::{QualifiedName, SlotError, query, quoted_identifier};
+use crate::{QualifiedName, SlotError, query, quoted_identifier, quoted_literal};
 
 /// An SQL condition: the row `e` was written before its partition was attached. Use it in a
 /// statement that reads the rows of a captured table as `e`.
@@ -259,4 +259,21 @@ pub async fn oid(client: &Client, table: &QualifiedName) -> Result<Option<u32>, 
     ];
     let row = query::first(client, "looking for a table", sql::OID, &parameters).await?;
     row.map(|row| get(&row, "oid")).transpose()
+}
+
+/// Returns an SQL condition for a statement that reads the table `name`: true if the table has this OID. Otherwise the
+/// statement fails with `undefined_table`, even if it would read no row.
+///
+/// PostgreSQL looks up the name and locks the table before it computes the condition, and nobody can rename a locked
+/// table. So the condition is about the table that the statement reads, even if tables change their names all the time.
+/// The statement must pin `search_path`, as all statements of this crate.
+#[must_use]
+pub fn has_oid_sql(name: &QualifiedName, oid: u32) -> String {
+    // A relation that does not exist. Only the error message shows this name.
+    let missing = quoted_identifier(&format!("OID {oid}, {name}"));
+    format!(
+        "case when to_regclass({})::oid = {oid} then true else {}::text::regclass is not null end",
+        quoted_literal(&name.to_string()),
+        quoted_literal(&missing)
+    )
 }

@@ -155,9 +155,9 @@ async fn look_up(
         .collect();
     for conditions in conditions.chunks(LOOKED_UP) {
         let statement = format!(
-            "select {id} from {table} e where ({these}) and {recent}",
+            "select {id} from {rows} and ({these}) and {recent}",
             id = reader.event_id_sql(),
-            table = reader.table_sql(),
+            rows = reader.rows_sql(),
             these = conditions.join(" or "),
             recent = window.condition(),
         );

@@ -160,7 +160,7 @@ async fn read(sql: &Sql, reader: &TableReader, candidates: &[Candidate]) -> Resu
         ),
     };
     let statement = format!(
-        "{} where {} order by {order}",
+        "{} and {} order by {order}",
         reader.select_sql(),
         are(reader, candidates),
     );
@@ -229,7 +229,7 @@ pub(crate) async fn find(
     let Some(condition) = reader.is_sql(event_id) else {
         return Ok(None);
     };
-    let statement = format!("{} where {condition}", reader.select_sql());
+    let statement = format!("{} and {condition}", reader.select_sql());
     match ask(sql, &statement).await? {
         Ok(row) => Ok(row.map(RowValues::Whole)),
         Err(_) => around(sql, reader, &condition).await,
@@ -244,10 +244,7 @@ pub(crate) async fn exists(sql: &Sql, reader: &TableReader, event_id: &EventId) 
     let Some(condition) = reader.is_sql(event_id) else {
         return Ok(false);
     };
-    let statement = format!(
-        "select from {} e where {condition} limit 1",
-        reader.table_sql()
-    );
+    let statement = format!("select from {} and {condition} limit 1", reader.rows_sql());
     match sql.query_opt(&statement, &[]).await {
         Ok(row) => Ok(row.is_some()),
         // The id has another type, such as text instead of a number.
@@ -268,9 +265,9 @@ async fn around(sql: &Sql, reader: &TableReader, condition: &str) -> Result<Opti
     let mut values = RowValues::empty(reader);
     for column in reader.columns() {
         let statement = format!(
-            "select {} from {} e where {condition}",
+            "select {} from {} and {condition}",
             reader.column_sql(column),
-            reader.table_sql(),
+            reader.rows_sql(),
         );
         match ask(sql, &statement).await? {
             Ok(Some(row)) => values.take(column, row),
@@ -300,9 +297,9 @@ async fn is_of_the_server(
         return Ok(false);
     }
     let statement = format!(
-        "select {} from {} e where {condition}",
+        "select {} from {} and {condition}",
         reader.stored_size_sql(column),
-        reader.table_sql(),
+        reader.rows_sql(),
     );
     let Ok(row) = ask(sql, &statement).await? else {
         return Ok(true);

@@ -9,7 +9,6 @@
 //!    of a table without an index on `seq` are read in this way.
 //! 2. Rows with a `seq`: the walk reads page by page along the index on `seq`.
 
-mod known_leaves;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +17,6 @@ use std::collections::BTreeMap;
 use slot_manager::quoted_identifier;
 use uuid::Uuid;
 
-use self::known_leaves::KnownLeaves;
 use super::candidate::{Candidate, DispatchState, ids_sql};
 use super::captured::Captured;
 use super::table::{TableReader, altered_since};
@@ -82,9 +80,9 @@ pub(crate) struct Scan<'a> {
     wanted: Wanted,
     /// SQL array of the ids of events that are returned as set aside.
     set_aside: Option<String>,
-    table: String,
+    /// See [`TableReader::rows_sql`].
+    rows: String,
     event_id: String,
-    leaves: KnownLeaves,
     walk: Walk,
 }
 
@@ -119,9 +117,8 @@ impl<'a> Scan<'a> {
             window,
             wanted,
             set_aside: None,
-            table: reader.table_sql().to_owned(),
+            rows: reader.rows_sql().to_owned(),
             event_id: reader.event_id_sql().to_owned(),
-            leaves: KnownLeaves::of(&window.captured.shape),
             walk: Walk::Unnumbered(None),
         };
         if has_seq && !window.with_unnumbered {
@@ -145,13 +142,6 @@ impl<'a> Scan<'a> {
     /// # Errors
     /// Database errors; `slot-busy` when the table was altered in the meantime, or when another table has its name.
     pub(crate) async fn next(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
-        let next = self.step(sql).await?;
-        let found = next.iter().flatten().map(|candidate| candidate.leaf);
-        self.leaves.check(sql, found).await?;
-        Ok(next)
-    }
-
-    async fn step(&mut self, sql: &Sql) -> Result<Option<Vec<Candidate>>> {
         match std::mem::replace(&mut self.walk, Walk::Done) {
             Walk::Unnumbered(after) => {
                 let found = self.collect(sql, after).await?;
@@ -198,8 +188,7 @@ impl<'a> Scan<'a> {
             "with w as materialized ( \
                  select e.{column}::bigint as seq, e.tableoid as leaf, e.ctid as row_ctid, \
                      {recovered} as is_recovered, case when {condition} then {id} end as id \
-                 from {table} e \
-                 where e.{column} >= '{seq}'::bigint and (e.{column}, e.tableoid, e.ctid) \
+                 from {rows} and e.{column} >= '{seq}'::bigint and (e.{column}, e.tableoid, e.ctid) \
                      > ('{seq}'::bigint, '{leaf}'::oid, '{ctid}'::tid) \
                  order by e.{column}, e.tableoid, e.ctid limit {PAGE_ROWS}) \
              (select seq, leaf, row_ctid::text, id, {state}, 0::bigint from w \
@@ -210,7 +199,7 @@ impl<'a> Scan<'a> {
             recovered = self.window.recovered().as_deref().unwrap_or("false"),
             condition = self.window.condition(),
             id = self.event_id,
-            table = self.table,
+            rows = self.rows,
         );
         let rows = sql.query_typed(&statement, &[]);
         let rows = rows.await.map_err(altered_since)?;
@@ -314,12 +303,11 @@ impl<'a> Scan<'a> {
             "with w as materialized ( \
                  select e.tableoid as leaf, e.ctid as row_ctid, {xid} as xid, {version} as version, \
                      {recovered} as is_recovered, {id} as id \
-                 from {table} e \
-                 where {range} {unnumbered} and {condition} {others} {after}) \
+                 from {rows} and {range} {unnumbered} and {condition} {others} {after}) \
              select leaf, row_ctid::text, xid::text, version, id, {state} from w \
              where id is not null and {is_wanted}",
             id = self.event_id,
-            table = self.table,
+            rows = self.rows,
             recovered = recovered.as_deref().unwrap_or("false"),
             condition = self.window.condition(),
         )

@@ -188,9 +188,9 @@ impl CountedRows<'_> {
             since_occurred_at,
         } = self.reader.oldest_age_sql();
         let statement = format!(
-            "select count(*), {since_commit}, {since_occurred_at} from {} e where {bound} and {} and {id} is not null \
+            "select count(*), {since_commit}, {since_occurred_at} from {} and {bound} and {} and {id} is not null \
              and {}",
-            self.reader.table_sql(),
+            self.reader.rows_sql(),
             self.window.condition(),
             has_no_row_sql(id)
         );

@@ -141,11 +141,11 @@ impl SinceTime {
             return Ok(None);
         };
         let column = format!("e.{}", quoted_identifier(&seq.column));
-        let table = reader.table_sql();
+        let rows = reader.rows_sql();
         // Do not use `min` and `max`, because with old statistics PostgreSQL reads the whole index for them.
-        let rows = format!("select {column}::bigint from {table} e where {column} >= {LOWEST_SEQ}");
+        let seqs = format!("select {column}::bigint from {rows} and {column} >= {LOWEST_SEQ}");
         let ends = format!(
-            "select ({rows} order by {column} limit 1), ({rows} order by {column} desc limit 1)"
+            "select ({seqs} order by {column} limit 1), ({seqs} order by {column} desc limit 1)"
         );
         let ends = sql.query_one(&ends, &[]).await?;
         let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));
@@ -153,8 +153,8 @@ impl SinceTime {
             return Ok(None);
         };
         let probe = format!(
-            "select coalesce({at} >= {} - {MARGIN}, true) from {table} e \
-             where {column} >= $1::bigint order by {column} limit 1",
+            "select coalesce({at} >= {} - {MARGIN}, true) from {rows} \
+             and {column} >= $1::bigint order by {column} limit 1",
             self.0
         );
         let (mut low, mut above) = (lowest, high.saturating_add(1));

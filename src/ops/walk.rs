@@ -268,7 +268,7 @@ impl<'a> TableWalk<'a> {
             ),
         };
         format!(
-            "with looked as materialized ({row} where {which}), \
+            "with looked as materialized ({row} and {which}), \
              recorded as materialized (select w.*, d.* from looked w cross join lateral ({RECORD_OF_ROW}) d), \
              judged as materialized (select r.*, {verdict} as verdict from recorded r), \
              gone as ({delete}) \
@@ -321,7 +321,7 @@ impl<'a> TableWalk<'a> {
         format!(
             "select {seq} as seq, e.tableoid as leaf, e.ctid as place, {id} as id, {name} as name, \
                  {xid} as xid, ({ours}) as is_ours, ({new}) as is_uncompared, {at} as at \
-             from {table} e",
+             from {rows}",
             id = self.reader.event_id_sql(),
             name = self.reader.name_sql(),
             xid = self.captured.inserted_xid_sql(),
@@ -331,7 +331,7 @@ impl<'a> TableWalk<'a> {
                 .reader
                 .happened_at_sql()
                 .unwrap_or_else(|| "null::timestamptz".to_owned()),
-            table = self.reader.table_sql(),
+            rows = self.reader.rows_sql(),
         )
     }
 }

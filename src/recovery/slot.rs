@@ -220,7 +220,7 @@ pub(crate) async fn everything_is_readable(sql: &Sql, settings: &Settings) -> Re
         let reader = TableReader::resolve(sql, table, settings.project()?, captured).await?;
         let condition = ScanWindow::unrecorded(captured).condition();
         let statement = format!(
-            "{} where {condition} and {} limit 0",
+            "{} and {condition} and {} limit 0",
             reader.select_sql(),
             has_no_row_sql(reader.event_id_sql())
         );

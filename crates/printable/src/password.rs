@@ -31,14 +31,15 @@ fn is_url_with_login(text: &str) -> bool {
         || has_login(rest)
 }
 
-/// Whether the text has the form `user:password@host` without a scheme. Texts that start with `mailto:`,
-/// `urn:` or `/` do not count, because they are usual values of the CloudEvents attribute `source` and
-/// contain no password.
+/// Whether the text has the form `user:password@host` without a scheme. Some texts do not count, because they contain
+/// no password: texts that start with `mailto:`, `urn:` or `/`, which are usual values of the CloudEvents attribute
+/// `source`, and quoted names such as `"my:schema"."events@1"`.
 fn is_login_without_scheme(text: &str) -> bool {
     let is_source = ["mailto:", "urn:", "/"]
         .iter()
         .any(|start| text.starts_with(start));
-    !is_source && !text.contains("://") && has_login(text)
+    let is_quoted_name = text.starts_with('"') && text.ends_with('"') && text.contains("\".\"");
+    !is_source && !is_quoted_name && !text.contains("://") && has_login(text)
 }
 
 /// Whether the text has the form `user:password@host`.
@@ -81,6 +82,7 @@ mod tests {
             "",
             "outbox.events",
             "\"My Schema\".\"passwords\"",
+            "\"my:schema\".\"events@1\"",
             "shop.password",
             "postgres",
             "relay@shop",

@@ -148,7 +148,7 @@ async fn origin(
         return new("no recent record belongs to a row with the same event id");
     }
     let statement = format!(
-        "{select} where {}",
+        "{select} and ({})",
         reader.has_any_id_sql(&ids(&records, &reader))
     );
     let answer = match sql.simple_query(&statement).await {

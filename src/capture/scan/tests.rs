@@ -28,9 +28,8 @@ fn a_recovery_with_a_new_slot_skips_resolved_rows_of_a_table_without_seq() {
             },
             wanted: Wanted::Unresolved,
             set_aside: None,
-            table: "a.x".into(),
+            rows: "a.x e where true".into(),
             event_id: "e.id".into(),
-            leaves: KnownLeaves::of(&captured.shape),
             walk: Walk::Unnumbered(None),
         };
         scan.range_sql("true", None)

@@ -85,11 +85,11 @@ impl TableReader {
         });
         Some(format!(
             "select {}, null, null, {}, {}, null, coalesce(to_char({time} at time zone 'UTC', \
-                 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), '') from {} e",
+                 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), '') from {}",
             values.collect::<Vec<_>>().join(", "),
             self.event_id,
             self.seq.as_deref().unwrap_or("null"),
-            self.table
+            self.rows
         ))
     }
 

@@ -16,7 +16,7 @@ mod values;
 use std::sync::Arc;
 
 use decoder::{PgTimestamp, Value};
-use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal};
+use slot_manager::{QualifiedName, cluster, quoted_identifier, quoted_literal, table};
 use tokio_postgres::SimpleQueryRow;
 use tokio_postgres::error::{Error as PgError, SqlState};
 
@@ -57,6 +57,7 @@ pub(crate) struct TableReader {
     /// Index of the column that says when an event happened. `None` if the table has no such column.
     occurred_at: Option<usize>,
     table: String,
+    rows: String,
     /// The expression for the commit time of a row, in microseconds since PostgreSQL's epoch. If the
     /// server does not know the commit time, the expression returns the current time.
     committed: String,
@@ -136,6 +137,7 @@ impl TableReader {
             columns: columns.collect(),
             occurred_at,
             table: table.to_string(),
+            rows: format!("{table} e where {}", table::has_oid_sql(table, shape.oid)),
             committed,
             event_id,
             seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
@@ -175,8 +177,8 @@ impl TableReader {
         &self.oldest_age
     }
 
-    /// Returns `select … from table e`. The caller completes the statement, and runs it as a simple
-    /// query.
+    /// Returns `select … from` and [`rows_sql`](Self::rows_sql). The caller completes the statement, and runs it as a
+    /// simple query.
     pub(crate) fn select_sql(&self) -> String {
         let values: Vec<&str> = self.columns.iter().map(|c| c.value.as_str()).collect();
         let too_large = self.columns.iter().filter_map(|column| {
@@ -191,12 +193,12 @@ impl TableReader {
             format!("case {} end", too_large.join(" "))
         };
         format!(
-            "select {}, {}, {too_large}, {}, {}, e.ctid from {} e",
+            "select {}, {}, {too_large}, {}, {}, e.ctid from {}",
             values.join(", "),
             self.committed,
             self.event_id,
             self.seq.as_deref().unwrap_or("null"),
-            self.table
+            self.rows
         )
     }
 
@@ -245,6 +247,16 @@ impl TableReader {
     /// The table's name, quoted for SQL.
     pub(crate) fn table_sql(&self) -> &str {
         &self.table
+    }
+
+    /// The rows of the table, for the `from` clause of a statement: the table, with the alias `e`, and the beginning of
+    /// the `where` clause, to which the caller appends `and` and its conditions.
+    ///
+    /// The condition checks which table the statement reads. Statements name the table, and another table may have got
+    /// the name since the captured tables were looked up. The rows of that table would get wrong event ids, and the rows
+    /// of our table would count as deleted. So the statement fails then ([`altered_since`]).
+    pub(crate) fn rows_sql(&self) -> &str {
+        &self.rows
     }
 
     /// The `seq` column. The relay finds a row again by the value of this column.
@@ -345,10 +357,10 @@ pub(crate) fn altered_since(error: PgError) -> Error {
             | &SqlState::CANNOT_COERCE,
         ) => Error::new(
             Code::SlotBusy,
-            "a table was altered after the relay looked up its columns",
+            "a table was altered or renamed after the relay looked it up",
         )
         .caused_by(Error::from(error))
-        .hint("no action needed: the relay looks them up again"),
+        .hint("no action needed: the relay looks it up again; if a command failed, run it again"),
         _ => error.into(),
     }
 }

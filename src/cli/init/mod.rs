@@ -94,6 +94,7 @@ async fn apply(settings: &Settings, args: &InitArgs) -> Result<Findings> {
     let target = settings.database()?;
     let mut sql = connect(target, "postrider init", STATEMENT_TIMEOUT).await?;
     sql.wait_without_limit();
+    sql.batch_execute(script::TABLESPACE).await?;
     if let Some(user) = &args.relay_user {
         apply::relay_user_exists(&sql, user).await?;
     }

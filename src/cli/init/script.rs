@@ -59,6 +59,22 @@ const DEFAULT_TABLE: &str = "outbox.events";
 /// function, operator, type or table.
 const PIN: &str = "set local search_path = pg_catalog, pg_temp;\n";
 
+/// Clears `default_tablespace` for the session if it names the tablespace of the database. Although tables are created
+/// there anyway, PostgreSQL refuses to create a partitioned table or index with this setting.
+pub(super) const TABLESPACE: &str = "\
+do $$
+begin
+    if current_setting('default_tablespace') = (
+        select t.spcname from pg_catalog.pg_database d
+            join pg_catalog.pg_tablespace t on t.oid = d.dattablespace
+        where d.datname = current_database()
+    ) then
+        perform set_config('default_tablespace', '', false);
+    end if;
+end
+$$;
+";
+
 /// Creates the table of applied migrations. `init --apply` runs these statements before each migration; the
 /// printed script runs them once.
 pub(super) const VERSIONS: &str = "\

@@ -138,7 +138,7 @@ impl SearchedTable {
             "select {event_id}, {name}, {seq}::bigint, {inserted}, \
                  to_char({at} at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
                  {ours}, {uncompared}, ({xid})::text \
-             from {table} e where {has_id} limit {ROWS_SHOWN}",
+             from {rows} and ({has_id}) limit {ROWS_SHOWN}",
             event_id = self.reader.event_id_sql(),
             name = self.reader.name_sql(),
             seq = self.reader.seq_sql().unwrap_or("null"),
@@ -150,7 +150,7 @@ impl SearchedTable {
             ours = walk::ours_sql(&self.captured),
             uncompared = walk::uncompared_sql(&self.captured),
             xid = self.captured.inserted_xid_sql(),
-            table = self.reader.table_sql(),
+            rows = self.reader.rows_sql(),
             has_id = self.reader.has_id_sql(id),
         );
         let rows = match sql.query_typed(&statement, &[]).await {

@@ -80,8 +80,8 @@ impl CountedRows<'_> {
     /// `seq` of the `n`th row, counted from one. `None` if there are fewer rows.
     async fn nth(&self, seq: &str, bound: &str, order: &str, n: u32) -> Result<Option<i64>> {
         let statement = format!(
-            "select {seq}::bigint from {} e where {bound} order by {seq} {order} offset {} limit 1",
-            self.reader.table_sql(),
+            "select {seq}::bigint from {} and {bound} order by {seq} {order} offset {} limit 1",
+            self.reader.rows_sql(),
             n.saturating_sub(1)
         );
         let row = self.sql.query_opt(&statement, &[]).await?;

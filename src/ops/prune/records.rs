@@ -342,10 +342,9 @@ pub(in crate::ops) async fn exists_sql(
         Error::new(Code::ColumnMissing, what)
     })?;
     let id = format!("e.{}", quoted_identifier(column));
+    let rows = reader.rows_sql();
     let exists = |id_of_record: &str| {
-        format!(
-            "exists (select from {table} e where {id} = {id_of_record} and {condition} offset 0)"
-        )
+        format!("exists (select from {rows} and {id} = {id_of_record} and {condition} offset 0)")
     };
     let Some(prefix) = reader.source_prefix() else {
         return Ok(if is_indexed {

@@ -18,6 +18,7 @@ use slot_manager::{Cluster, Finding, Severity, Slot, SlotName, cluster, slots};
 use self::judgement::CommandFacts;
 pub(crate) use self::publication::PublicationStatus;
 pub(crate) use self::quarantine::{BlockedKeyStatus, QuarantineStatus};
+use crate::capture::claim;
 use crate::condition::{Condition, State, Verdict};
 use crate::error::{Code, Error, Result};
 use crate::ops::pending::{self, AgeClock, EventAge, PendingEvents};
@@ -194,6 +195,9 @@ impl SlotSnapshot {
         if let Some(relay) = relay.as_mut().filter(|_| !holds) {
             relay.condition = None;
         }
+        if slot.is_none() {
+            name_owner(sql, settings, &records, &mut verdict).await;
+        }
         let warning = slot
             .as_ref()
             .and_then(|slot| before_publication(slot, &records));
@@ -275,6 +279,23 @@ fn known_age(relay: &RelayRow) -> Option<Duration> {
 /// Reads the capture records. Returns an empty list if they cannot be read, as [`unless_unknown`] says.
 async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     unless_unknown(captures::read(&**sql).await)
+}
+
+/// Adds to the verdict on a missing slot that another slot captures the tables. A relay would then stop at its start,
+/// instead of creating the slot.
+async fn name_owner(
+    sql: &Sql,
+    settings: &Settings,
+    records: &[CaptureRecord],
+    verdict: &mut Verdict,
+) {
+    let Ok(found) = claim::find_tables(sql, &settings.tables).await else {
+        return;
+    };
+    if let Err(error) = claim::refuse_others(&found, records, &settings.slot) {
+        verdict.meaning += &format!(", and a relay would stop at its start: {error}");
+        verdict.remedy = Some(error.hint_text().to_owned());
+    }
 }
 
 /// Returns the error with which a relay refuses records of a later state of the server. Returns `None` if the records

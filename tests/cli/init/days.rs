@@ -1,6 +1,6 @@
 //! Tests of `init --partition daily`.
 
-use crate::support::{Database, assert_contains};
+use crate::support::{Database, assert_contains, connect};
 
 const DAILY: [&str; 4] = ["init", "--apply", "--partition", "daily"];
 
@@ -31,6 +31,24 @@ async fn a_new_table_is_partitioned_by_day_and_a_second_init_changes_nothing() {
         .batch_execute("truncate outbox.events_default")
         .await;
     assert!(refused.is_err());
+}
+
+/// PostgreSQL refuses to create a partitioned table or index if the setting names the database's own tablespace.
+const OWN_TABLESPACE: &str = "do $$ begin execute format('alter database %I set default_tablespace = pg_default', \
+                              current_database()); end $$";
+
+#[tokio::test]
+async fn a_default_tablespace_that_is_the_database_s_own_is_no_obstacle() {
+    let database = Database::new().await;
+    database.execute(OWN_TABLESPACE).await;
+    database.run(&DAILY).await.assert_status(0);
+    assert_eq!(database.number(DAYS).await, 8);
+    let printed = database.run(&["init", "--partition", "daily"]).await;
+    let other = Database::new().await;
+    other.execute(OWN_TABLESPACE).await;
+    let client = connect(&other.url).await;
+    client.batch_execute(&printed.stdout).await.unwrap();
+    assert_eq!(other.number(DAYS).await, 8);
 }
 
 #[tokio::test]

@@ -2,9 +2,20 @@
 
 use std::time::Duration;
 
+use pubsub_emulator::{Action, Fault};
+
 use super::World;
 use super::reused_names::{EXCEPTIONS, Fate, wait_for_second_session};
-use crate::harness::{self, Relay};
+use crate::harness::{self, Relay, eventually, postrider};
+
+/// `public.numbered` and `public.other` swap their names.
+const SWAP: &str = "BEGIN; ALTER TABLE public.other RENAME TO between; \
+                    ALTER TABLE public.numbered RENAME TO other; \
+                    ALTER TABLE public.between RENAME TO numbered; COMMIT";
+
+/// Without this column, rows of two tables with equal ids cannot be told apart.
+const WITHOUT_XID: &str = "ALTER TABLE public.numbered DROP COLUMN inserted_xid; \
+                           ALTER TABLE public.other DROP COLUMN inserted_xid";
 
 impl World {
     /// Starts the relay, and inserts four events of one key into `public.other`. The first is bad, so all go into
@@ -126,10 +137,7 @@ async fn an_audit_publishes_no_row_of_a_table_that_takes_the_scanned_name() {
     while relay.log().matches(compared).count() == before {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let swap = "BEGIN; ALTER TABLE public.other RENAME TO between; \
-                ALTER TABLE public.numbered RENAME TO other; \
-                ALTER TABLE public.between RENAME TO numbered; COMMIT";
-    world.execute(swap).await;
+    world.execute(SWAP).await;
     lock.batch_execute("COMMIT").await.unwrap();
     wait_for_second_session(&relay).await;
     let swapped = [
@@ -141,4 +149,108 @@ async fn an_audit_publishes_no_row_of_a_table_that_takes_the_scanned_name() {
     world.wait_until_compared(&relay).await;
     world.assert_exactly_published(&relay).await;
     relay.stop().await;
+}
+
+/// Inserts large rows with the same 80 ids into both tables.
+async fn insert_waiting_rows(world: &mut World) {
+    for name in ["numbered", "other"] {
+        let insert = format!(
+            "INSERT INTO public.{name} (id, aggregatetype, aggregateid, event_type, payload) \
+             SELECT i, 'order', '{name}-' || i % 3, 'New', \
+                 jsonb_build_object('n', i, 'text', repeat(md5(i::text), 8000)) \
+             FROM generate_series(1, 80) i"
+        );
+        world.execute(&insert).await;
+        let ids = format!(
+            "SELECT outbox.event_uuid('public.{name}', id::text)::text, aggregateid FROM public.{name} ORDER BY id"
+        );
+        world.note_rows(&ids).await;
+    }
+}
+
+/// A recovery has found the rows of the table, and has read the values of some of them. Then the tables swap their names.
+async fn swapped_before_all_values_are_read(world: World) {
+    let mut world = world
+        .set(("POSTRIDER_IN_FLIGHT_MIB", "1"))
+        .set(("POSTRIDER_PUBLISH_TIMEOUT_S", "1"));
+    world.execute(WITHOUT_XID).await;
+    let relay = world.streaming().await;
+    relay.stop().await;
+    insert_waiting_rows(&mut world).await;
+    world.database.drop_slot().await;
+    let faults = world.emulator.faults();
+    let fault = faults.inject(Fault::new(Action::NeverAnswer).times(1_000));
+    let relay = world.relay();
+    eventually("the recovery publishes", || async {
+        (faults.uses_left(fault) < Some(1_000)).then_some(())
+    })
+    .await;
+    world.execute(SWAP).await;
+    faults.lift(fault);
+    world.assert_exactly_published(&relay).await;
+    let report = world.report();
+    assert!(report.is_clean(), "{report}\n{}", relay.log());
+    let refused = ", public.numbered\" does not exist";
+    assert!(relay.log().contains(refused), "{}", relay.log());
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_publishes_no_values_of_a_table_that_takes_the_name_after_the_scan() {
+    swapped_before_all_values_are_read(World::with_numbered(&["public.other"]).await).await;
+    let without_records = World::with_numbered(&["public.other"]).await;
+    swapped_before_all_values_are_read(without_records.set(EXCEPTIONS)).await;
+}
+
+/// The tables swap their names after `prune` has deleted the first rows. All rows of `public.numbered` are published, but
+/// no row of `public.other`.
+#[tokio::test(flavor = "multi_thread")]
+async fn prune_deletes_no_row_of_a_table_that_takes_the_name() {
+    let world = World::with_numbered(&["public.other"]).await;
+    world.execute(WITHOUT_XID).await;
+    let relay = world.streaming().await;
+    let insert = "INSERT INTO TABLE_NAME (id, aggregatetype, aggregateid, event_type, payload) \
+                  SELECT i, 'order', 'k', 'New', '{}' FROM generate_series(1, 400) i";
+    world.execute(insert).await;
+    let recorded = "SELECT count(*) FROM outbox.dispatch";
+    eventually("all rows are recorded", || async {
+        (world.database.number(recorded).await == 400).then_some(())
+    })
+    .await;
+    world.wait_until_compared(&relay).await;
+    relay.stop().await;
+    world
+        .execute(&insert.replace("TABLE_NAME", "public.other"))
+        .await;
+    let config = world.settings.path().display().to_string();
+    let environment = [
+        ("DATABASE_URL", world.database.url.as_str()),
+        ("POSTRIDER_CONFIG", config.as_str()),
+        ("POSTRIDER_SLOT", world.database.slot()),
+    ];
+    let chunks = [
+        "--older-than",
+        "0s",
+        "--chunk",
+        "100",
+        "--pause",
+        "1s",
+        "--yes",
+    ];
+    let arguments = [&["prune"][..], &chunks].concat();
+    let prune = postrider(&arguments, &environment);
+    let prune = tokio::task::spawn_blocking(move || {
+        let mut prune = prune;
+        prune.output().unwrap()
+    });
+    let left = "SELECT count(*) FROM public.numbered";
+    eventually("the first rows are deleted", || async {
+        (world.database.number(left).await < 400).then_some(())
+    })
+    .await;
+    world.execute(SWAP).await;
+    let pruned = prune.await.unwrap();
+    assert_eq!(world.database.number(left).await, 400, "{pruned:?}");
+    let said = String::from_utf8_lossy(&pruned.stderr);
+    assert!(said.contains("error[slot-busy]"), "{said}");
 }

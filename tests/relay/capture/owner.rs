@@ -44,6 +44,12 @@ async fn a_second_relay_is_refused(kind: Kind, first_runs: bool) {
         let refused = world.run(command, &more);
         assert!(!refused.status.success(), "{command:?}: {refused:?}");
     }
+    for command in [&["status"][..], &["slot", "show"]] {
+        let shown = world.run(command, &more);
+        let said = String::from_utf8_lossy(&shown.stdout).into_owned();
+        let is_named = said.contains("\"postrider\"") && said.contains("recover --adopt");
+        assert!(is_named && !said.contains("start the relay"), "{said}");
+    }
     let _ = world.run(&["init", "--apply"], &more);
     assert_eq!(slots(&world).await, "postrider", "no slot is created");
     let first = first.unwrap_or_else(|| world.relay());

@@ -3,7 +3,7 @@
 use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
 use super::guard::{CALL_GUARD, GUARD_BODY};
-use super::{Migration, NewTable, PIN, VERSIONS, columns, index, migrations};
+use super::{Migration, NewTable, PIN, TABLESPACE, VERSIONS, columns, index, migrations};
 use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
@@ -27,6 +27,9 @@ pub(in crate::cli::init) fn script(
     text += &format!(
         "create or replace function pg_temp.postrider_guard() returns void\n\
          language plpgsql set search_path = pg_catalog, pg_temp as $$\n{GUARD_BODY}$$;\n"
+    );
+    text += &format!(
+        "\n-- PostgreSQL creates no partitioned table in a tablespace that is named without need.\n{TABLESPACE}"
     );
     for Migration {
         version, name, sql, ..
@@ -67,7 +70,7 @@ pub(in crate::cli::init) fn script(
     if with_slot {
         text += &slot_part(settings);
     }
-    text += "\nreset search_path;\n";
+    text += "\nreset default_tablespace;\nreset search_path;\n";
     text
 }
 
