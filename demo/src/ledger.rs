@@ -216,7 +216,7 @@ pub(crate) fn percentile(values: &mut [Duration], percent: usize) -> Option<Dura
 mod tests {
     use super::*;
 
-    /// A copy of the event with this version of this order.
+    /// The arrival of a message with the event that sets `order` to `version`.
     fn arrival(order: OrderId, version: i64, message_id: &str) -> Arrival {
         Arrival {
             step: Step { order, version },

@@ -126,8 +126,8 @@ impl AuditState {
         Ok(found > 0 || has_changed)
     }
 
-    /// Sends the missing rows of one table. After that, updates `in_memory`, because another table may have copies of
-    /// these rows. Returns the number of rows.
+    /// Sends the missing rows of one table, and adds their events to `in_memory`. Another table may have copies of these
+    /// rows, and the audit must not send the copies too. Returns the number of rows.
     async fn send_missing(
         &mut self,
         sql: &Sql,

@@ -232,8 +232,9 @@ mod tests {
         assert_eq!(notes.take_reached(u32::MAX), []);
     }
 
-    /// The recovery reads ten million rows. The event with the ordinal 5,000,000 gets no outcome in that time, so all
-    /// later notes stay in the queue. The notes are dropped evenly, so there still is a note shortly before this event.
+    /// The recovery reads ten million rows before the event with the ordinal 5,000,000 gets an outcome. Until then no note
+    /// is taken from the queue, so the queue exceeds its limit and drops notes. The dropped ones are evenly spread, so
+    /// there still is a note shortly before this event.
     #[test]
     fn the_number_of_notes_is_bounded_and_they_stay_evenly_spread() {
         let notes = ReadingNotes::new();

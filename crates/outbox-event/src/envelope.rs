@@ -15,7 +15,7 @@ pub const PROTOBUF_MEDIA_TYPE: &str = "application/protobuf; messageType=postrid
 /// Value of the attribute `content-type` with the envelope `cloudevents-structured`.
 pub const CLOUDEVENTS_MEDIA_TYPE: &str = "application/cloudevents+json";
 
-/// The version of CloudEvents, in both of its modes.
+/// The version of the CloudEvents specification. Binary and structured messages use the same version.
 pub const CLOUDEVENTS_VERSION: &str = "1.0";
 
 /// The form of a message's data.

@@ -229,7 +229,8 @@ fn a_table_that_may_have_had_another_captured_name_does_not_get_the_identity_of_
     let detached = [found("a.x", 2), found("a.y", 7)];
     let known = [with_partition.clone(), y.clone()];
     assert_eq!(identities(&detached, &known), [some("a.x"), None]);
-    // The record with the name a.y belongs to another slot. The name then decides, so that the relay is refused.
+    // The record with the name a.y belongs to another slot. It still counts as the record of the table a.y, so the relay
+    // refuses to capture this table.
     let of_another = CaptureRecord {
         slot: "another".into(),
         ..y.clone()

@@ -105,8 +105,8 @@ async fn tables(
         // preview would leave them out.
         transactions::refuse_lower(&sql, settings).await?;
     }
-    // The preview does not read the blocked keys, because a recovery publishes the same rows without them. Blocked
-    // keys change only the positions that the recovery assigns to the events of these rows.
+    // The preview does not read which keys are blocked, because it does not need to know: a recovery publishes the rows of
+    // blocked keys too, only with other positions.
     let firsts = FirstQuarantined::default();
     let mut tables = Vec::new();
     let mut known =
