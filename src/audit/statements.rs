@@ -1,7 +1,7 @@
 //! The auditor's queries on the captured tables and the server, except for the comparison of rows.
 
 use decoder::Lsn;
-use slot_manager::{SlotName, slots};
+use slot_manager::{SlotName, slots, table};
 
 use crate::capture::claim::Captured;
 use crate::capture::table::altered_since;
@@ -45,9 +45,11 @@ async fn has_overlooked(
         return Ok(false);
     };
     let (table, shape) = (&settings.table, &window.captured.shape);
+    let is_ours = table::has_oid_sql(table, shape.oid);
     for range in scan::block_ranges(shape.blocks) {
-        let statement =
-            format!("select exists (select from {table} e where {range} and {overlooked})");
+        let statement = format!(
+            "select exists (select from {table} e where {is_ours} and {range} and {overlooked})"
+        );
         let row = sql.query_one(&statement, &[]).await;
         if row.map_err(altered_since)?.get(0) {
             return Ok(true);

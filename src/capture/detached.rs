@@ -18,7 +18,7 @@ use slot_manager::table::{self, FormerPartition};
 pub(crate) use self::settled::{find_all, find_settled, former_oids};
 use super::captured::Captured;
 use super::shape::{self, Shape, UnfitColumn};
-use super::table::TableReader;
+use super::table::{TRY_AGAIN, TableReader};
 use super::window::{ScanWindow, shown_sql};
 use crate::error::{Code, Error, Result};
 use crate::mapping::TableSettings;
@@ -287,6 +287,10 @@ async fn readable(
     let Some(mut shape) = shape_of(sql, settings, of).await? else {
         return Ok(None);
     };
+    if shape.oid != found.oid {
+        let what = format!("{} was renamed while it was looked up", found.name);
+        return Err(Error::new(Code::SlotBusy, what).hint(TRY_AGAIN));
+    }
     let record = &of.record;
     // Rows that were inserted through the captured table have a value in `inserted_xid`, even if the
     // partition itself has no default for that column. So the column counts as filled.

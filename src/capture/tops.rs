@@ -1,10 +1,11 @@
 //! Finds the highest `seq` of each table. A later scan can start at that `seq` and skip the rows before
 //! it.
 
-use slot_manager::{QualifiedName, quoted_identifier};
+use slot_manager::{QualifiedName, quoted_identifier, table};
 use tokio_postgres::error::SqlState;
 
 use super::shape::{FoundTable, LOWEST_SEQ};
+use super::table::altered_since;
 use crate::error::Result;
 use crate::postgres::{Sql, current_snapshot};
 
@@ -38,7 +39,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
             seqs.push(None);
             continue;
         };
-        let top = match largest(sql, table, &seq.column).await {
+        let top = match largest(sql, table, shape.oid, &seq.column).await {
             // The table is empty, so a later `seq` may be any number. Scans must start at the lowest one.
             Ok(largest) => largest.unwrap_or(i64::MIN),
             // The role that creates a slot need not have the right to read the tables. Without the highest
@@ -47,7 +48,7 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
                 seqs.push(None);
                 continue;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(altered_since(error)),
         };
         let top = Top {
             seq: top,
@@ -71,12 +72,14 @@ pub(crate) async fn tops(sql: &Sql, tables: &[FoundTable]) -> Result<Tops> {
 async fn largest(
     sql: &Sql,
     table: &QualifiedName,
+    oid: u32,
     column: &str,
 ) -> Result<Option<i64>, tokio_postgres::Error> {
     let column = quoted_identifier(column);
     let statement = format!(
-        "SELECT e.{column}::bigint FROM {table} e WHERE e.{column} >= {LOWEST_SEQ} \
-         ORDER BY e.{column} DESC LIMIT 1"
+        "SELECT e.{column}::bigint FROM {table} e WHERE {} AND e.{column} >= {LOWEST_SEQ} \
+         ORDER BY e.{column} DESC LIMIT 1",
+        table::has_oid_sql(table, oid)
     );
     Ok(sql.query_opt(&statement, &[]).await?.map(|row| row.get(0)))
 }

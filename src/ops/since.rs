@@ -15,6 +15,7 @@ use tokio_postgres::types::PgLsn;
 use crate::capture::claim::Captured;
 use crate::capture::shape::LOWEST_SEQ;
 use crate::capture::table::TableReader;
+use crate::capture::table::altered_since;
 use crate::error::{Code, Error, Result};
 use crate::postgres::Sql;
 use crate::settings::parse_duration;
@@ -147,7 +148,7 @@ impl SinceTime {
         let ends = format!(
             "select ({seqs} order by {column} limit 1), ({seqs} order by {column} desc limit 1)"
         );
-        let ends = sql.query_one(&ends, &[]).await?;
+        let ends = sql.query_one(&ends, &[]).await.map_err(altered_since)?;
         let (low, high): (Option<i64>, Option<i64>) = (ends.get(0), ends.get(1));
         let Some((lowest, high)) = low.zip(high) else {
             return Ok(None);
@@ -160,7 +161,8 @@ impl SinceTime {
         let (mut low, mut above) = (lowest, high.saturating_add(1));
         while low < above {
             let middle = low + (above.abs_diff(low) / 2).cast_signed();
-            let row = sql.query_opt(&probe, &[&middle]).await?;
+            let row = sql.query_opt(&probe, &[&middle]).await;
+            let row = row.map_err(altered_since)?;
             if row.is_none_or(|row| row.get(0)) {
                 above = middle;
             } else {

@@ -185,7 +185,11 @@ impl<'a> TableWalk<'a> {
     /// Database errors. The next call then reads the same page again.
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.position {
-            WalkPosition::Done => return Ok(None),
+            WalkPosition::Done => {
+                // A page of another table may have been empty, and such a statement need not check the table.
+                sql.query_typed(&self.reader.check_sql(), &[]).await?;
+                return Ok(None);
+            }
             WalkPosition::Numbered(seq, leaf, ctid) => (self.numbered_sql(*seq, *leaf, ctid), None),
             WalkPosition::Blocks(from) => {
                 let to = from.saturating_add((self.rows / ROWS_IN_A_BLOCK).max(1));

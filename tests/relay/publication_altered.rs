@@ -177,7 +177,7 @@ async fn a_recovery_restarts_when_a_table_is_altered_while_it_reads() {
     //   columns only after the table was altered, and the recovery need not restart.
     if waits_to_read {
         relay
-            .wait_for_log("was altered or renamed after the relay looked")
+            .wait_for_log("was altered or renamed while it was read")
             .await;
     }
     database.wait_until_recorded().await;

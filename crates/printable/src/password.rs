@@ -33,13 +33,37 @@ fn is_url_with_login(text: &str) -> bool {
 
 /// Whether the text has the form `user:password@host` without a scheme. Some texts do not count, because they contain
 /// no password: texts that start with `mailto:`, `urn:` or `/`, which are usual values of the CloudEvents attribute
-/// `source`, and quoted names such as `"my:schema"."events@1"`.
+/// `source`, and names of tables such as `"my:schema"."events@1"`.
 fn is_login_without_scheme(text: &str) -> bool {
     let is_source = ["mailto:", "urn:", "/"]
         .iter()
         .any(|start| text.starts_with(start));
-    let is_quoted_name = text.starts_with('"') && text.ends_with('"') && text.contains("\".\"");
-    !is_source && !is_quoted_name && !text.contains("://") && has_login(text)
+    !is_source && !is_table_name(text) && !text.contains("://") && has_login(text)
+}
+
+/// Whether the text has the form `schema.table`, each part with or without quotes.
+fn is_table_name(text: &str) -> bool {
+    rest_after_name(text)
+        .and_then(|rest| rest.strip_prefix('.'))
+        .and_then(rest_after_name)
+        .is_some_and(str::is_empty)
+}
+
+/// Returns the text after the SQL identifier at its beginning; `None` if there is none.
+fn rest_after_name(text: &str) -> Option<&str> {
+    let Some(mut quoted) = text.strip_prefix('"') else {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        let rest = text.trim_start_matches(is_part);
+        return (rest.len() < text.len()).then_some(rest);
+    };
+    loop {
+        let (_, rest) = quoted.split_once('"')?;
+        // Two quotes stand for one quote in the name.
+        match rest.strip_prefix('"') {
+            Some(more) => quoted = more,
+            None => return Some(rest),
+        }
+    }
 }
 
 /// Whether the text has the form `user:password@host`.
@@ -71,6 +95,8 @@ mod tests {
             "password = 'hunter2' host=h",
             "PGPASSWORD=hunter2",
             "u:hunter2@h/d",
+            "\"u:hunter2@h\"",
+            "\"u\".\"x\":hunter2@h",
         ] {
             assert!(may_contain_password(text), "{text}");
         }
@@ -83,6 +109,8 @@ mod tests {
             "outbox.events",
             "\"My Schema\".\"passwords\"",
             "\"my:schema\".\"events@1\"",
+            "public.\"orders:v1@eu\"",
+            "\"my:\"\"schema@1\".events",
             "shop.password",
             "postgres",
             "relay@shop",

@@ -2,7 +2,7 @@
 //! or from a gap in the publication) and for rows of quarantined events.
 //!
 //! A row from the table is described and mapped like a row from the stream, so both give the same message. This
-//! module writes `select ... from table e`. The caller appends the conditions, order and limit, and supplies
+//! module writes `select ... from` and [`TableReader::rows_sql`]. The caller appends the conditions, order and limit, and supplies
 //! the event's position. The caller must run the statement as a simple query, because only a simple query
 //! returns each value as the same text that the stream sends.
 //!
@@ -58,6 +58,8 @@ pub(crate) struct TableReader {
     occurred_at: Option<usize>,
     table: String,
     rows: String,
+    /// The condition that the table's name still belongs to the captured table.
+    is_ours: String,
     /// The expression for the commit time of a row, in microseconds since PostgreSQL's epoch. If the
     /// server does not know the commit time, the expression returns the current time.
     committed: String,
@@ -128,6 +130,7 @@ impl TableReader {
             "(extract(epoch from coalesce({})) * 1000000)::bigint - {PG_EPOCH}",
             times.join(", ")
         );
+        let is_ours = table::has_oid_sql(table, shape.oid);
         let used = mapper.used_columns();
         let columns = relation.columns.iter().enumerate();
         let columns = columns.map(|(n, column)| {
@@ -137,7 +140,8 @@ impl TableReader {
             columns: columns.collect(),
             occurred_at,
             table: table.to_string(),
-            rows: format!("{table} e where {}", table::has_oid_sql(table, shape.oid)),
+            rows: format!("{table} e where {is_ours}"),
+            is_ours,
             committed,
             event_id,
             seq: shape.seq.as_ref().map(|seq| of(&seq.column)),
@@ -259,6 +263,11 @@ impl TableReader {
         &self.rows
     }
 
+    /// A statement that fails like [`rows_sql`](Self::rows_sql) if another table has the name now, and reads no table.
+    pub(crate) fn check_sql(&self) -> String {
+        format!("select {}", self.is_ours)
+    }
+
     /// The `seq` column. The relay finds a row again by the value of this column.
     pub(crate) fn seq_sql(&self) -> Option<&str> {
         self.seq.as_deref()
@@ -343,8 +352,12 @@ impl TableReader {
     }
 }
 
+/// Hint for a table that has changed while it was read.
+pub(crate) const TRY_AGAIN: &str =
+    "no action needed: the relay tries again; if a command failed, run it again";
+
 /// Maps an error of a statement over a captured table. Returns `slot-busy` if the error shows that the table was
-/// altered after its columns were looked up. The relay retries after this error, and looks the columns up again. If a
+/// altered, or that another table has its name, after it was looked up. The relay retries after this error, and looks the columns up again. If a
 /// needed column no longer exists, the retry reports the missing column.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
@@ -357,10 +370,10 @@ pub(crate) fn altered_since(error: PgError) -> Error {
             | &SqlState::CANNOT_COERCE,
         ) => Error::new(
             Code::SlotBusy,
-            "a table was altered or renamed after the relay looked it up",
+            "a table was altered or renamed while it was read",
         )
         .caused_by(Error::from(error))
-        .hint("no action needed: the relay looks it up again; if a command failed, run it again"),
+        .hint(TRY_AGAIN),
         _ => error.into(),
     }
 }

@@ -104,6 +104,7 @@ impl Releaser {
             tables,
             project,
             session: None,
+            was_busy: false,
             read_to: None,
         };
         Self {
@@ -144,6 +145,8 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<ReleaserSession>,
+    /// Whether the last page failed because its tables were altered or renamed.
+    was_busy: bool,
     /// The last group of the last poll, if that poll returned [`GROUPS`] groups. The next poll continues
     /// after this group, because otherwise groups that cannot be published for now would hide later groups.
     read_to: Option<Group>,
@@ -243,8 +246,7 @@ impl Worker {
             return Ok(());
         };
         let sql = &session.sql;
-        let readers_are_new = session.readers.is_empty();
-        if readers_are_new {
+        if session.readers.is_empty() {
             let known = claim::known(sql, &self.slot, &self.tables).await?;
             for (table, captured) in self.tables.iter().zip(&known) {
                 let reader = TableReader::resolve(sql, table, &self.project, captured).await?;
@@ -255,10 +257,14 @@ impl Worker {
         let mut not_replayed = 0;
         for row in rows {
             let one = match session.find(group, &row).await {
-                Err(error) if is_of_one_event(&error, readers_are_new) => {
+                Err(error) if is_of_one_event(&error, self.was_busy) => {
                     QuarantineAnswer::Lost(group.clone(), row.origin.clone(), error)
                 }
-                found => found?,
+                Err(error) => {
+                    self.was_busy = error.code() == Code::SlotBusy;
+                    return Err(error);
+                }
+                Ok(found) => found,
             };
             if let QuarantineAnswer::Lost(_, origin, error) = &one
                 && let ReleasedKind::Replayed(replay) = &row.kind
@@ -275,6 +281,7 @@ impl Worker {
                 break;
             }
         }
+        self.was_busy = false;
         if not_replayed > 1 {
             tracing::warn!(events = not_replayed, "could not replay these events");
         }
@@ -285,14 +292,13 @@ impl Worker {
 /// Whether the error concerns only one event. If so, this event cannot be published, and the task continues with the
 /// other events. Any other error fails the whole request.
 ///
-/// `slot-busy` means that a statement does not fit the present columns of its table. If an earlier request created the
-/// [`TableReader`]s, somebody may have altered the table since. So the request fails, and the next request creates
-/// new readers. If this request has created the readers (`readers_are_new`), they fit the table, and `slot-busy`
-/// concerns only this event.
-fn is_of_one_event(error: &Error, readers_are_new: bool) -> bool {
+/// `slot-busy` means that a table was altered or renamed after its [`TableReader`] was created. So the request fails, and
+/// the next request creates new readers. If the next request fails in the same way (`was_busy`), the tables have probably
+/// not changed again, and `slot-busy` concerns only this event: for example, its id does not fit the type of the column.
+fn is_of_one_event(error: &Error, was_busy: bool) -> bool {
     match error.code() {
         Code::PostgresStatement => true,
-        Code::SlotBusy => readers_are_new,
+        Code::SlotBusy => was_busy,
         _ => false,
     }
 }
@@ -360,10 +366,10 @@ mod tests {
 
     #[test]
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
-        let of = |code, readers_are_new| is_of_one_event(&Error::new(code, "no"), readers_are_new);
+        let of = |code, was_busy| is_of_one_event(&Error::new(code, "no"), was_busy);
         assert!(of(Code::PostgresStatement, false));
-        // With a `TableReader` from an earlier request, `slot-busy` may mean that the table was altered since.
-        // With a new `TableReader`, it concerns only this event.
+        // The first time, `slot-busy` may mean that a table was altered since its `TableReader` was created. The second
+        // time, it concerns only this event.
         assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
         for code in [
             Code::PostgresConnectionLost,

@@ -1,7 +1,10 @@
 //! Refuses a new cluster whose next transaction id is lower than the transaction ids of the rows, and says how
 //! to raise the cluster's next id.
 
+use slot_manager::table;
+
 use crate::capture::claim;
+use crate::capture::table::altered_since;
 use crate::error::{Code, Error, Result};
 use crate::postgres::{Snapshot, Sql, current_snapshot};
 use crate::settings::Settings;
@@ -20,9 +23,11 @@ pub(super) async fn refuse_lower(sql: &Sql, settings: &Settings) -> Result<()> {
             let table = &found.table;
             let statement = format!(
                 "select max(e.inserted_xid::text::bigint)::text from {table} e \
-                 where e.inserted_xid < '{IMPOSSIBLE}'::xid8"
+                 where {} and e.inserted_xid < '{IMPOSSIBLE}'::xid8",
+                table::has_oid_sql(table, found.shape.oid)
             );
-            let row = sql.query_one(&statement, &[]).await?;
+            let row = sql.query_one(&statement, &[]).await;
+            let row = row.map_err(altered_since)?;
             let last: Option<&str> = row.get(0);
             let last: Option<u64> = last.and_then(|last| last.parse().ok());
             wanted = wanted.max(last.map_or(0, |last| last + 1));

@@ -195,7 +195,7 @@ impl SlotSnapshot {
         if let Some(relay) = relay.as_mut().filter(|_| !holds) {
             relay.condition = None;
         }
-        if slot.is_none() {
+        if verdict.state == State::Missing {
             name_owner(sql, settings, &records, &mut verdict).await;
         }
         let warning = slot
@@ -281,8 +281,8 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     unless_unknown(captures::read(&**sql).await)
 }
 
-/// Adds to the verdict on a missing slot that another slot captures the tables. A relay would then stop at its start,
-/// instead of creating the slot.
+/// Adds to the verdict on a missing slot why a relay would stop at its start, instead of creating the slot: another slot
+/// captures the tables.
 async fn name_owner(
     sql: &Sql,
     settings: &Settings,
@@ -293,7 +293,7 @@ async fn name_owner(
         return;
     };
     if let Err(error) = claim::refuse_others(&found, records, &settings.slot) {
-        verdict.meaning += &format!(", and a relay would stop at its start: {error}");
+        verdict.meaning += &format!("; a relay would not start, because {error}");
         verdict.remedy = Some(error.hint_text().to_owned());
     }
 }

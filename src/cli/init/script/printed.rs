@@ -29,7 +29,7 @@ pub(in crate::cli::init) fn script(
          language plpgsql set search_path = pg_catalog, pg_temp as $$\n{GUARD_BODY}$$;\n"
     );
     text += &format!(
-        "\n-- PostgreSQL creates no partitioned table in a tablespace that is named without need.\n{TABLESPACE}"
+        "\n-- PostgreSQL creates no partitioned table if default_tablespace names the database's own tablespace.\n{TABLESPACE}"
     );
     for Migration {
         version, name, sql, ..
