@@ -262,12 +262,14 @@ pub async fn oid(client: &Client, table: &QualifiedName) -> Result<Option<u32>, 
 }
 
 /// Returns an SQL condition for a statement that reads the table `name`: true if the table has this OID. Otherwise the
-/// statement fails with `undefined_table`, even if no row meets the other conditions. PostgreSQL ignores the condition if
-/// the planner can tell that no row does, for example because the table has no partition for them. A statement without a
-/// table can have the condition too: it is then about the table that has the name at this moment.
+/// statement fails with `undefined_table`, even if it finds no row. PostgreSQL skips the check if the planner can tell
+/// that there is no row, for example in a table without partitions.
 ///
 /// PostgreSQL looks up the name and locks the table before it computes the condition, and nobody can rename a locked
 /// table. So the condition is about the table that the statement reads, even if tables change their names all the time.
+/// (Renaming a schema locks no table.) In a statement that reads no table, the condition is about the table that has
+/// the name at this moment.
+///
 /// The session must have pinned `search_path`.
 #[must_use]
 pub fn has_oid_sql(name: &QualifiedName, oid: u32) -> String {

@@ -208,7 +208,11 @@ async fn state(
         table: found.name.clone(),
         ..settings.clone()
     };
-    match readable(sql, &settings, captured, found).await {
+    let readable = readable(sql, &settings, captured, found).await;
+    if !matches!(readable, Ok(Some(_))) {
+        refuse_renamed(sql, found, readable.is_err()).await?;
+    }
+    match readable {
         Ok(Some(captured)) => Ok(DetachedState::Readable(Box::new(DetachedRows {
             settings,
             captured,
@@ -276,6 +280,26 @@ async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<
     }
 }
 
+/// Returns an error if the detached table still exists, but could not be read under its name. Otherwise it would count
+/// as dropped, and its rows would never be read again. `has_name` says whether a table was found under the name: then
+/// this function returns an error only if the detached table has another name now.
+///
+/// # Errors
+/// `slot-busy` when the table was renamed; database errors.
+async fn refuse_renamed(sql: &Sql, found: &FormerPartition, has_name: bool) -> Result<()> {
+    let now = table::former_partitions(sql, &[found.oid]).await?;
+    let is_renamed = |now: &FormerPartition| !has_name || now.name != found.name;
+    if now.iter().any(is_renamed) {
+        return Err(renamed(found));
+    }
+    Ok(())
+}
+
+fn renamed(found: &FormerPartition) -> Error {
+    let what = format!("{} was renamed while it was looked up", found.name);
+    Error::new(Code::SlotBusy, what).hint(TRY_AGAIN)
+}
+
 /// Describes the detached table, and checks that its rows can be mapped. Returns `None` if the table is
 /// gone.
 async fn readable(
@@ -288,8 +312,7 @@ async fn readable(
         return Ok(None);
     };
     if shape.oid != found.oid {
-        let what = format!("{} was renamed while it was looked up", found.name);
-        return Err(Error::new(Code::SlotBusy, what).hint(TRY_AGAIN));
+        return Err(renamed(found));
     }
     let record = &of.record;
     // Rows that were inserted through the captured table have a value in `inserted_xid`, even if the

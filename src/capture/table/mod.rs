@@ -2,8 +2,8 @@
 //! or from a gap in the publication) and for rows of quarantined events.
 //!
 //! A row from the table is described and mapped like a row from the stream, so both give the same message. This
-//! module writes `select ... from` and [`TableReader::rows_sql`]. The caller appends the conditions, order and limit, and supplies
-//! the event's position. The caller must run the statement as a simple query, because only a simple query
+//! module writes `select ... from` and [`TableReader::rows_sql`]. The caller appends the conditions, order and limit,
+//! and supplies the event's position. The caller must run the statement as a simple query, because only a simple query
 //! returns each value as the same text that the stream sends.
 //!
 //! Not here: which rows are read, and when.
@@ -256,9 +256,9 @@ impl TableReader {
     /// The rows of the table, for the `from` clause of a statement: the table, with the alias `e`, and the beginning of
     /// the `where` clause, to which the caller appends `and` and its conditions.
     ///
-    /// The condition checks which table the statement reads. Statements name the table, and another table may have got
-    /// the name since the captured tables were looked up. The rows of that table would get wrong event ids, and the rows
-    /// of our table would count as deleted. So the statement fails then ([`altered_since`]).
+    /// The `where` clause checks which table the statement reads. Statements name the table, and another table may have
+    /// got the name since the captured tables were looked up. The rows of that table would get wrong event ids, and the
+    /// rows of our table would count as deleted. So the statement fails then ([`altered_since`]).
     pub(crate) fn rows_sql(&self) -> &str {
         &self.rows
     }
@@ -353,12 +353,11 @@ impl TableReader {
 }
 
 /// Hint for a table that has changed while it was read.
-pub(crate) const TRY_AGAIN: &str =
-    "no action needed: the relay tries again; if a command failed, run it again";
+pub(crate) const TRY_AGAIN: &str = "the relay tries again by itself; run a failed command again";
 
 /// Maps an error of a statement over a captured table. Returns `slot-busy` if the error shows that the table was
-/// altered, or that another table has its name, after it was looked up. The relay retries after this error, and looks the columns up again. If a
-/// needed column no longer exists, the retry reports the missing column.
+/// altered after it was looked up, or that another table has its name now. The relay retries after this error, and looks
+/// the columns up again. If a needed column no longer exists, the retry reports the missing column.
 pub(crate) fn altered_since(error: PgError) -> Error {
     match error.code() {
         // The last three occur if a column has a new type, which does not fit the statement's operators and casts.

@@ -71,7 +71,7 @@ impl FormerTables {
         if self.oids == oids && !self.may_be_readable {
             return Ok(());
         }
-        (self.tables, self.unreadable) = (Vec::new(), Vec::new());
+        (self.oids, self.tables, self.unreadable) = (Vec::new(), Vec::new(), Vec::new());
         self.may_be_readable = false;
         let finding = detached::find_all(sql, &self.captured, &captured);
         // As in `row`, wait only briefly for a lock: other releases wait for this search. The next page tries again.

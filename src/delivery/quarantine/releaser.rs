@@ -104,7 +104,6 @@ impl Releaser {
             tables,
             project,
             session: None,
-            was_busy: false,
             read_to: None,
         };
         Self {
@@ -145,8 +144,6 @@ struct Worker {
     tables: Vec<TableSettings>,
     project: Arc<str>,
     session: Option<ReleaserSession>,
-    /// Whether the last page failed because its tables were altered or renamed.
-    was_busy: bool,
     /// The last group of the last poll, if that poll returned [`GROUPS`] groups. The next poll continues
     /// after this group, because otherwise groups that cannot be published for now would hide later groups.
     read_to: Option<Group>,
@@ -245,26 +242,27 @@ impl Worker {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
-        let sql = &session.sql;
+        let of = (&self.slot, &*self.tables, &self.project);
         if session.readers.is_empty() {
-            let known = claim::known(sql, &self.slot, &self.tables).await?;
-            for (table, captured) in self.tables.iter().zip(&known) {
-                let reader = TableReader::resolve(sql, table, &self.project, captured).await?;
-                session.readers.push(reader);
-            }
+            session.make_readers(of).await?;
         }
         session.former.page_begins();
         let mut not_replayed = 0;
         for row in rows {
-            let one = match session.find(group, &row).await {
-                Err(error) if is_of_one_event(&error, self.was_busy) => {
+            let mut one = session.find(group, &row).await;
+            if one
+                .as_ref()
+                .is_err_and(|error| error.code() == Code::SlotBusy)
+            {
+                // A table was altered or renamed after its reader was created.
+                session.make_readers(of).await?;
+                one = session.find(group, &row).await;
+            }
+            let one = match one {
+                Err(error) if is_of_one_event(&error) => {
                     QuarantineAnswer::Lost(group.clone(), row.origin.clone(), error)
                 }
-                Err(error) => {
-                    self.was_busy = error.code() == Code::SlotBusy;
-                    return Err(error);
-                }
-                Ok(found) => found,
+                found => found?,
             };
             if let QuarantineAnswer::Lost(_, origin, error) = &one
                 && let ReleasedKind::Replayed(replay) = &row.kind
@@ -281,7 +279,6 @@ impl Worker {
                 break;
             }
         }
-        self.was_busy = false;
         if not_replayed > 1 {
             tracing::warn!(events = not_replayed, "could not replay these events");
         }
@@ -292,15 +289,10 @@ impl Worker {
 /// Whether the error concerns only one event. If so, this event cannot be published, and the task continues with the
 /// other events. Any other error fails the whole request.
 ///
-/// `slot-busy` means that a table was altered or renamed after its [`TableReader`] was created. So the request fails, and
-/// the next request creates new readers. If the next request fails in the same way (`was_busy`), the tables have probably
-/// not changed again, and `slot-busy` concerns only this event: for example, its id does not fit the type of the column.
-fn is_of_one_event(error: &Error, was_busy: bool) -> bool {
-    match error.code() {
-        Code::PostgresStatement => true,
-        Code::SlotBusy => was_busy,
-        _ => false,
-    }
+/// Here `slot-busy` means that a statement failed with readers that were just made, so the tables have probably not
+/// changed again, and the error is about this event.
+fn is_of_one_event(error: &Error) -> bool {
+    matches!(error.code(), Code::PostgresStatement | Code::SlotBusy)
 }
 
 impl ReleaserSession {
@@ -317,6 +309,21 @@ impl ReleaserSession {
             readers: Vec::new(),
             former,
         })
+    }
+
+    /// Makes the readers of the captured tables, and forgets those of former tables.
+    async fn make_readers(
+        &mut self,
+        (slot, tables, project): (&SlotName, &[TableSettings], &Arc<str>),
+    ) -> Result<()> {
+        let known = claim::known(&self.sql, slot, tables).await?;
+        self.readers.clear();
+        for (table, captured) in tables.iter().zip(&known) {
+            let reader = TableReader::resolve(&self.sql, table, project, captured).await?;
+            self.readers.push(reader);
+        }
+        self.former = FormerTables::new(slot.clone(), tables.to_vec(), project.clone());
+        Ok(())
     }
 
     /// Looks up the outbox row of an event and maps it again, because the settings may have changed.
@@ -366,17 +373,14 @@ mod tests {
 
     #[test]
     fn a_search_that_fails_for_one_event_does_not_hold_up_the_others() {
-        let of = |code, was_busy| is_of_one_event(&Error::new(code, "no"), was_busy);
-        assert!(of(Code::PostgresStatement, false));
-        // The first time, `slot-busy` may mean that a table was altered since its `TableReader` was created. The second
-        // time, it concerns only this event.
-        assert!(!of(Code::SlotBusy, false) && of(Code::SlotBusy, true));
+        let of = |code| is_of_one_event(&Error::new(code, "no"));
+        assert!(of(Code::PostgresStatement) && of(Code::SlotBusy));
         for code in [
             Code::PostgresConnectionLost,
             Code::PostgresTimeout,
             Code::PrivilegeMissing,
         ] {
-            assert!(!of(code, true), "{code}");
+            assert!(!of(code), "{code}");
         }
     }
 

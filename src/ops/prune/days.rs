@@ -17,8 +17,8 @@ use super::{
     rows,
 };
 use crate::capture::claim::Captured;
-use crate::capture::table::TableReader;
-use crate::error::{Error, Result};
+use crate::capture::table::{TableReader, altered_since};
+use crate::error::Result;
 use crate::mapping::TableSettings;
 use crate::ops::walk::{TableWalk, WalkAction};
 use crate::postgres::Sql;
@@ -110,7 +110,7 @@ fn note(what: &str, error: PgError) -> Result<String> {
     // Prefer the hint from the functions of migration 19. It is more precise than the hint of the error code.
     let said = error.as_db_error().and_then(|error| error.hint());
     let said = said.map(str::to_owned);
-    let error = Error::from(error);
+    let error = altered_since(error);
     let hint = said.as_deref().unwrap_or_else(|| error.hint_text());
     Ok(format!("{what}: {error} ({hint})"))
 }

@@ -281,8 +281,7 @@ async fn capture_records(sql: &Sql) -> Result<Vec<CaptureRecord>> {
     unless_unknown(captures::read(&**sql).await)
 }
 
-/// Adds to the verdict on a missing slot why a relay would stop at its start, instead of creating the slot: another slot
-/// captures the tables.
+/// If another slot captures the tables, adds to the verdict on a missing slot that a relay would not start.
 async fn name_owner(
     sql: &Sql,
     settings: &Settings,
@@ -293,7 +292,7 @@ async fn name_owner(
         return;
     };
     if let Err(error) = claim::refuse_others(&found, records, &settings.slot) {
-        verdict.meaning += &format!("; a relay would not start, because {error}");
+        verdict.meaning += &format!("; a relay would not start: {error}");
         verdict.remedy = Some(error.hint_text().to_owned());
     }
 }
