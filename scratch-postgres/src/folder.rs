@@ -13,6 +13,9 @@ use crate::{Error, process};
 /// 103 on macOS, so we use 103. The longest file name in the folder, `/.s.PGSQL.12345.lock`, takes 20 of them.
 const LONGEST_FOLDER_BYTES: usize = 103 - 20;
 
+/// Environment variable that names the parent of the servers' folders.
+pub(crate) const PARENT_VARIABLE: &str = "SCRATCH_POSTGRES_FOLDER";
+
 const PREFIX: &str = "scratch-pg-";
 
 #[derive(Debug, Clone)]
@@ -21,10 +24,12 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder in the system's temp folder. Uses `/tmp` instead if the path of the temp
-    /// folder is too long for a socket, or if the server's account may not enter the temp folder.
+    /// Creates a folder in the folder that [`PARENT_VARIABLE`] names, or else in the system's temp folder. Uses `/tmp`
+    /// instead if the path of this folder is too long for a socket, or if the server's account may not enter it.
     pub(crate) fn create(account: Account) -> Result<Self, Error> {
-        let candidates = [std::env::temp_dir(), PathBuf::from("/tmp")];
+        let parent =
+            std::env::var_os(PARENT_VARIABLE).map_or_else(std::env::temp_dir, PathBuf::from);
+        let candidates = [parent, PathBuf::from("/tmp")];
         for candidate in &candidates {
             if let Some(folder) = Self::create_in(candidate, account) {
                 return Ok(folder);
