@@ -16,6 +16,8 @@ const RECOVERS: [&str; 2] = [
 ];
 /// Log line of a session that continues the recovery of an earlier session.
 const CONTINUES: &str = "continuing a recovery";
+/// Part of the log line of a relay that finishes a first start.
+const FIRST_START: &str = "an earlier recovery (first-start) has not finished";
 /// Log line of a relay that abandons its requests in flight, because PostgreSQL has released its
 /// slot.
 const GIVEN_UP: &str = "PostgreSQL has released the slot";
@@ -41,6 +43,12 @@ pub(crate) struct Logged {
 }
 
 impl Logged {
+    /// Whether a relay finished the first start of a relay that was killed. It publishes the rows from the tables.
+    pub(crate) fn finishes_first_start(&self) -> bool {
+        let finishes = |line: &String| line.contains(FIRST_START);
+        self.lines.iter().any(finishes)
+    }
+
     /// How often a relay began to deliver unrecorded rows from the tables.
     pub(crate) fn recoveries(&self) -> u64 {
         self.recovers.len() as u64

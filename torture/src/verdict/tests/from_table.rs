@@ -29,6 +29,15 @@ fn an_event_may_be_read_from_its_table_only_if_the_plan_disturbs_the_stream() {
 }
 
 #[test]
+fn an_event_may_be_read_from_its_table_after_a_first_start_that_did_not_end() {
+    let mut evidence = from_table(FromTable::Never);
+    let line = "WARN recovering: an earlier recovery (first-start) has not finished; every row ...";
+    evidence.log.lines.push(line.to_owned());
+    let verdict = judge(&evidence);
+    assert!(verdict.is_clean(), "{:?}", verdict.violations);
+}
+
+#[test]
 fn an_event_may_be_recorded_twice_from_its_table_only_with_two_relays() {
     let mut evidence = from_table(FromTable::InOrder);
     let again = Record {
