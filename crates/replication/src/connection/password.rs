@@ -349,20 +349,14 @@ mod tests {
         assert_eq!(helped.unwrap(), "s3cret");
         // Other test suites may run the same test at the same time, so the command contains our process id.
         let hangs = format!("sleep 31.{}1", std::process::id());
-        let error = of_command(&format!("{hangs}; echo late"), second)
-            .await
-            .unwrap_err();
-        assert!(
-            error.to_string().contains("has not ended after 1s"),
-            "{error}"
-        );
-        assert!(began.elapsed() < Duration::from_secs(20));
+        let error = of_command(&format!("{hangs}; echo late"), second).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("has not ended after 1s"), "{error}");
         let arguments: Vec<u8> = hangs.replace(' ', "\0").into_bytes();
+        let runs = |command: &[u8]| command.starts_with(&arguments);
         let is_left = || {
-            let processes = std::fs::read_dir("/proc").unwrap().flatten();
-            let mut commands =
-                processes.filter_map(|p| std::fs::read(p.path().join("cmdline")).ok());
-            commands.any(|command| command.starts_with(&arguments))
+            let mut processes = std::fs::read_dir("/proc").unwrap().flatten();
+            processes.any(|p| std::fs::read(p.path().join("cmdline")).is_ok_and(|c| runs(&c)))
         };
         // On a busy machine, a killed process may take a moment to end.
         while is_left() {
