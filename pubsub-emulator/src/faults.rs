@@ -51,8 +51,8 @@ pub enum Action {
     /// Stores the messages and answers with one id too few.
     FewerIds,
     /// Answers RESOURCE_EXHAUSTED to requests above this rate. The first messages after a pause may come all at once,
-    /// up to the number that the rate allows in one second. Requests within the rate go on to later faults, and do not
-    /// count as uses of this fault.
+    /// up to the number that the rate allows in one second. Requests within the rate are passed to later faults, and
+    /// do not count as uses of this fault.
     Throttle {
         /// The rate up to which requests pass.
         messages_per_second: u32,

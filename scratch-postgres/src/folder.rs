@@ -13,8 +13,8 @@ use crate::{Error, process};
 /// 103 on macOS, so we use 103. The longest file name in the folder, `/.s.PGSQL.12345.lock`, takes 20 of them.
 const LONGEST_FOLDER_BYTES: usize = 103 - 20;
 
-/// Environment variable that names the parent of the servers' folders.
-pub(crate) const PARENT_VARIABLE: &str = "SCRATCH_POSTGRES_FOLDER";
+/// Environment variable that names the parent of the servers' folders, instead of the system's temp folder.
+const PARENT_VARIABLE: &str = "SCRATCH_POSTGRES_FOLDER";
 
 const PREFIX: &str = "scratch-pg-";
 
@@ -24,8 +24,9 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder in the folder that [`PARENT_VARIABLE`] names, or else in the system's temp folder. Uses `/tmp`
-    /// instead if the path of this folder is too long for a socket, or if the server's account may not enter it.
+    /// Creates a folder for a server. Its parent is the folder that [`PARENT_VARIABLE`] names, or else the system's temp
+    /// folder. If the path is too long for a socket, or if the server's account may not enter the parent, the parent is
+    /// `/tmp`.
     pub(crate) fn create(account: Account) -> Result<Self, Error> {
         let parent =
             std::env::var_os(PARENT_VARIABLE).map_or_else(std::env::temp_dir, PathBuf::from);

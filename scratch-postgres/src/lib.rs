@@ -37,7 +37,3 @@ pub use server::{ScratchPostgres, StopMode};
 
 /// Environment variable that names the folder with `initdb` and `postgres`.
 pub const BIN_FOLDER_VARIABLE: &str = binaries::FOLDER_VARIABLE;
-
-/// Environment variable that names the folder in which each server gets its own folder. Without it, this is the system's
-/// temp folder.
-pub const PARENT_FOLDER_VARIABLE: &str = folder::PARENT_VARIABLE;

@@ -82,6 +82,8 @@ pub(crate) struct Scan<'a> {
     set_aside: Option<String>,
     /// See [`TableReader::rows_sql`].
     rows: String,
+    /// See [`TableReader::check_sql`].
+    check: String,
     event_id: String,
     walk: Walk,
 }
@@ -118,6 +120,7 @@ impl<'a> Scan<'a> {
             wanted,
             set_aside: None,
             rows: reader.rows_sql().to_owned(),
+            check: reader.check_sql(),
             event_id: reader.event_id_sql().to_owned(),
             walk: Walk::Unnumbered(None),
         };
@@ -154,7 +157,11 @@ impl<'a> Scan<'a> {
                 Ok(Some(found.into_values().collect()))
             }
             Walk::Numbered(seq, leaf, ctid) => self.page(sql, seq, leaf, &ctid).await.map(Some),
-            Walk::Done => Ok(None),
+            Walk::Done => {
+                let check = sql.query_typed(&self.check, &[]);
+                check.await.map_err(altered_since)?;
+                Ok(None)
+            }
         }
     }
 

@@ -186,8 +186,6 @@ impl<'a> TableWalk<'a> {
     pub(super) async fn next(&mut self, sql: &Sql) -> Result<Option<WalkedPage>, PgError> {
         let (statement, next) = match &self.position {
             WalkPosition::Done => {
-                // If another table has taken the name, the last pages may have been empty, and PostgreSQL may have
-                // skipped the check in them.
                 sql.query_typed(&self.reader.check_sql(), &[]).await?;
                 return Ok(None);
             }

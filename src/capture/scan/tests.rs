@@ -29,6 +29,7 @@ fn a_recovery_with_a_new_slot_skips_resolved_rows_of_a_table_without_seq() {
             wanted: Wanted::Unresolved,
             set_aside: None,
             rows: "a.x e where true".into(),
+            check: "select true".into(),
             event_id: "e.id".into(),
             walk: Walk::Unnumbered(None),
         };

@@ -264,6 +264,8 @@ impl TableReader {
     }
 
     /// A statement that fails like [`rows_sql`](Self::rows_sql) if another table has the name now, and reads no table.
+    /// A walk over the table ends with it: if another table has taken the name, the last pages may have been empty, and
+    /// PostgreSQL may have skipped the check in them.
     pub(crate) fn check_sql(&self) -> String {
         format!("select {}", self.is_ours)
     }

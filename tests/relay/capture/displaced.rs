@@ -13,7 +13,7 @@ const SWAP: &str = "BEGIN; ALTER TABLE public.other RENAME TO between; \
                     ALTER TABLE public.numbered RENAME TO other; \
                     ALTER TABLE public.between RENAME TO numbered; COMMIT";
 
-/// Without this column, rows of two tables with equal ids cannot be told apart.
+/// Without this column, rows of two tables with equal ids look the same.
 const WITHOUT_XID: &str = "ALTER TABLE public.numbered DROP COLUMN inserted_xid; \
                            ALTER TABLE public.other DROP COLUMN inserted_xid";
 

@@ -352,6 +352,7 @@ mod tests {
         let error = of_command(&format!("{hangs}; echo late"), second).await;
         let error = error.unwrap_err().to_string();
         assert!(error.contains("has not ended after 1s"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(20));
         let arguments: Vec<u8> = hangs.replace(' ', "\0").into_bytes();
         let runs = |command: &[u8]| command.starts_with(&arguments);
         let is_left = || {
