@@ -25,18 +25,22 @@ use crate::mapping::TableSettings;
 use crate::postgres::{Snapshot, Sql};
 use crate::store::capture_record::{self, CaptureRecord};
 
-/// A table that was part of a captured table.
+/// A former table (detached, settled or displaced).
 #[derive(Debug)]
 pub(crate) struct DetachedTable {
-    /// The captured table to which this table belonged, as an index into `Settings::tables`.
+    /// The captured table to which this table belonged, as an index into `Settings::tables`. 0 for a displaced table
+    /// that the settings no longer name.
     pub(crate) number: usize,
     pub(crate) oid: u32,
     /// Whether running transactions may still write to this table through the captured table.
     pub(crate) is_pending: bool,
-    /// Whether the table is still a partition of its parent, but the settings name another table now, so the
-    /// parent is no longer captured.
+    /// Whether the table is a partition of a table that is not captured, usually because the settings no longer name
+    /// the parent.
     pub(crate) is_uncaptured: bool,
-    /// If all rows of the table have an outcome: a position in the WAL after the commits of all its rows.
+    /// False for a displaced table that the settings no longer name.
+    pub(crate) is_in_settings: bool,
+    /// For a settled table: a position in the WAL after the commits of all its rows. For a displaced table: the highest
+    /// position. `None` if audits and recoveries still read the table.
     pub(crate) settled: Option<Lsn>,
     pub(crate) state: DetachedState,
 }
@@ -106,7 +110,7 @@ impl DetachedTable {
         if let Some((name, why, remedy)) = self.unreadable() {
             tracing::warn!(
                 table = %name, hint = remedy,
-                "rows of a detached partition may be unpublished, and the relay cannot read them: {why}"
+                "rows of a former table may be unpublished, and the relay cannot read them: {why}"
             );
         }
     }
@@ -121,10 +125,11 @@ pub(crate) async fn find(
     tables: &[TableSettings],
     captured: &[Captured],
 ) -> Result<Vec<DetachedTable>> {
+    let owners = owners(sql, captured).await?;
     let mut detached = Vec::new();
-    for (number, (settings, captured)) in tables.iter().zip(captured).enumerate() {
-        let oids = unresolved_of(captured).into_iter().map(|oid| (oid, None));
-        detached.extend(describe(sql, (number, settings, captured), oids.collect()).await?);
+    for (number, (settings, one)) in tables.iter().zip(captured).enumerate() {
+        let oids = unresolved_of(one).into_iter().map(|oid| (oid, None));
+        detached.extend(describe(sql, (number, settings, one), &owners, oids.collect()).await?);
     }
     Ok(detached)
 }
@@ -139,6 +144,7 @@ fn unresolved_of(captured: &Captured) -> Vec<u32> {
 async fn describe(
     sql: &Sql,
     (number, settings, captured): (usize, &TableSettings, &Captured),
+    owners: &[CaptureRecord],
     tables: Vec<(u32, Option<Lsn>)>,
 ) -> Result<Vec<DetachedTable>> {
     if tables.is_empty() {
@@ -146,13 +152,12 @@ async fn describe(
     }
     let oids: Vec<u32> = tables.iter().map(|(oid, _)| *oid).collect();
     let exist = table::former_partitions(sql, &oids).await?;
-    let records = capture_record::read(&**sql).await?;
     let mut described = Vec::with_capacity(tables.len());
     for (oid, settled) in tables {
         let found = exist.iter().find(|found| found.oid == oid);
-        let owner = found.and_then(|found| other_owner(captured, found, &records));
-        // The relay only looks up single rows in a settled table. So do not leave out the rows that are published
-        // through another captured table.
+        let owner = found.and_then(|found| other_owner(captured, found, owners));
+        // A scan leaves out the rows that another captured table publishes, so that they are not published twice.
+        // Nothing scans a settled table: the relay looks up single rows there, and must find these rows too.
         let owner_of_rows = owner.filter(|_| settled.is_none());
         let state = match found {
             Some(found) => state(sql, settings, captured, found, owner_of_rows).await?,
@@ -166,6 +171,7 @@ async fn describe(
                 let is_attached = found.within.iter().any(|table| *table != oid);
                 is_attached && owner.is_none()
             }),
+            is_in_settings: true,
             settled,
             state,
         });
@@ -173,14 +179,31 @@ async fn describe(
     Ok(described)
 }
 
+/// Reads the capture records of the tables whose rows are published: see [`is_owner`].
+async fn owners(sql: &Sql, captured: &[Captured]) -> Result<Vec<CaptureRecord>> {
+    let mut records = capture_record::read(&**sql).await?;
+    records.retain(|record| is_owner(record, captured.iter().map(|one| &one.record)));
+    Ok(records)
+}
+
+/// Whether somebody publishes the rows of this record's table: our relay, which captures the tables `captured`, or the
+/// relay of another slot. Nobody publishes the rows of a displaced table, although it has a record of our slot.
+fn is_owner<'r>(
+    record: &CaptureRecord,
+    captured: impl Iterator<Item = &'r CaptureRecord> + Clone,
+) -> bool {
+    let is_captured = captured.clone().any(|one| one.identity == record.identity);
+    is_captured || captured.clone().all(|one| one.slot != record.slot)
+}
+
 /// Returns the record of another captured table that now contains this table.
 fn other_owner<'r>(
     captured: &Captured,
     found: &FormerPartition,
-    records: &'r [CaptureRecord],
+    owners: &'r [CaptureRecord],
 ) -> Option<&'r CaptureRecord> {
     let identity = &captured.record.identity;
-    let mut records = records.iter();
+    let mut records = owners.iter();
     records.find(|record| record.identity != *identity && found.within.contains(&record.oid))
 }
 
@@ -266,9 +289,9 @@ pub(crate) async fn refuse_detached(
 /// Reads the shape of the detached table, with the same `seq` column as the captured table, if the detached table has
 /// this column.
 ///
-/// If the settings name no `seq` column, the relay uses the id column of a captured table, provided that a sequence
-/// fills it. In a detached table, the catalogue does not show such a sequence, because the sequence of an identity
-/// column belongs to the captured table. So this function names the `seq` column in the settings.
+/// The `seq` column of the captured table may be its id column: see `shape`. The relay uses an id column only if a
+/// sequence fills it. In a detached table, the catalogue does not show such a sequence, because the sequence of an
+/// identity column belongs to the captured table. So this function names the `seq` column in the settings.
 async fn shape_of(sql: &Sql, settings: &TableSettings, of: &Captured) -> Result<Option<Shape>> {
     let mut numbered = settings.clone();
     if let Some(seq) = &of.shape.seq {
@@ -341,4 +364,26 @@ async fn readable(
     };
     TableReader::resolve(sql, settings, "none", &captured).await?;
     Ok(Some(captured))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::claim::tests::record;
+
+    #[test]
+    fn captured_tables_and_tables_of_other_slots_are_owners_but_displaced_tables_are_not() {
+        let of_other_slot = CaptureRecord {
+            slot: "another".into(),
+            ..record("a.elsewhere", "a.elsewhere", 4)
+        };
+        let captured = [
+            record("a.first", "a.first", 1),
+            record("a.last", "a.last", 2),
+        ];
+        let displaced = record("a.displaced", "a.displaced", 3);
+        let is_owner = |record: &CaptureRecord| is_owner(record, captured.iter());
+        assert!(captured.iter().all(is_owner) && is_owner(&of_other_slot));
+        assert!(!is_owner(&displaced));
+    }
 }

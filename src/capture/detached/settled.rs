@@ -4,7 +4,7 @@
 use decoder::Lsn;
 use slot_manager::table;
 
-use super::{DetachedState, DetachedTable, describe, find, unresolved_of};
+use super::{DetachedState, DetachedTable, describe, find, owners, unresolved_of};
 use crate::capture::captured::Captured;
 use crate::error::Result;
 use crate::mapping::TableSettings;
@@ -20,10 +20,11 @@ pub(crate) async fn find_settled(
     tables: &[TableSettings],
     captured: &[Captured],
 ) -> Result<Vec<DetachedTable>> {
+    let owners = owners(sql, captured).await?;
     let mut settled = Vec::new();
-    for (number, (settings, captured)) in tables.iter().zip(captured).enumerate() {
-        let tables = settled_of(captured).map(|(oid, at)| (oid, Some(at)));
-        settled.extend(describe(sql, (number, settings, captured), tables.collect()).await?);
+    for (number, (settings, one)) in tables.iter().zip(captured).enumerate() {
+        let tables = settled_of(one).map(|(oid, at)| (oid, Some(at)));
+        settled.extend(describe(sql, (number, settings, one), &owners, tables.collect()).await?);
     }
     settled.sort_by_key(|table| table.settled);
     let at = Some(Lsn::new(u64::MAX));
@@ -32,15 +33,17 @@ pub(crate) async fn find_settled(
             let shape = captured[number].shape.clone();
             let captured = Captured { record, shape };
             let oids = oids.into_iter().map(|oid| (oid, at)).collect();
-            settled.extend(describe(sql, (number, &tables[number], &captured), oids).await?);
+            let one = (number, &tables[number], &captured);
+            settled.extend(describe(sql, one, &owners, oids).await?);
             continue;
         }
-        // Only the settings say how to map the rows.
+        // The settings do not name this table, so they do not say how to map its rows.
         settled.push(DetachedTable {
             number: 0,
             oid: record.oid,
             is_pending: false,
-            is_uncaptured: true,
+            is_uncaptured: false,
+            is_in_settings: false,
             settled: at,
             state: DetachedState::Unreadable {
                 why: "the table was captured, and is not in the settings".to_owned(),
@@ -79,7 +82,7 @@ struct Displaced {
 /// Finds the displaced tables of this slot that still exist.
 ///
 /// Nobody raises the floor of a displaced table, so its settled position is unknown. [`find_settled`] uses the highest
-/// position, so that every event is looked up there.
+/// position, so that every event is looked up in the displaced table.
 async fn displaced(
     sql: &Sql,
     tables: &[TableSettings],

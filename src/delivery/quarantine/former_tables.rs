@@ -31,15 +31,17 @@ pub(super) struct FormerTables {
     project: Arc<str>,
     /// Whether the list of former tables was read since [`page_begins`](Self::page_begins).
     is_current: bool,
-    /// The former tables that the readers were made for: the OID of each, and the position of a settled one. There may
-    /// be hundreds of readers, so they are made again only if this list changes.
+    /// The former tables for which the readers were made. Each entry has the OID of a table. If the table is settled,
+    /// so that all its rows have an outcome, the entry also has the WAL position at which the table was settled.
+    ///
+    /// There may be hundreds of readers, so they are made again only if this list changes.
     oids: Vec<(u32, Option<Lsn>)>,
     /// The tables that can be searched, each with its reader. Tables that are not settled come first. Then come the
     /// settled tables, in the order in which they were settled. An event of a settled table is usually in the first
     /// one that was settled after the event's commit.
     tables: Vec<(DetachedTable, TableReader)>,
-    /// Whether one of the `unreadable` tables may be readable now. Only a new relay reads a table that is not in the
-    /// settings.
+    /// Whether one of the `unreadable` tables may be readable now. A displaced table that the settings no longer name
+    /// (`is_in_settings`) does not count: it stays unreadable until the relay is restarted with other settings.
     may_be_readable: bool,
     /// The tables that cannot be searched, each with the reason or the remedy. Or one error, if a lock prevented the
     /// whole search.
@@ -86,7 +88,7 @@ impl FormerTables {
         for table in found {
             if let Some((name, _, remedy)) = table.unreadable() {
                 self.unreadable.push(format!("{name}: {remedy}"));
-                self.may_be_readable |= !(table.is_uncaptured && table.settled.is_some());
+                self.may_be_readable |= table.is_in_settings;
             }
             if let Some(rows) = table.rows() {
                 let (settings, captured) = (&rows.settings, &rows.captured);
