@@ -24,6 +24,7 @@ use decoder::Lsn;
 use slot_manager::{QualifiedName, SlotName, table};
 
 use self::by_name::{known_by_name, latest};
+pub(crate) use self::new_record::identity_of_first;
 use self::new_record::new_record;
 pub(crate) use self::noted_partitions::note_partitions;
 pub(crate) use self::owner::{
@@ -213,8 +214,8 @@ pub(crate) async fn claim(
     known_of(sql, slot, found).await
 }
 
-/// Updates the records of captured tables that were renamed or created again, or that got the column
-/// `inserted_xid`. Only the session that holds the slot may call this.
+/// Updates the records of captured tables that were renamed or created again, that got the column `inserted_xid`, or
+/// that have new partitions. Only the session that holds the slot may call this.
 ///
 /// # Errors
 /// `slot-busy` if a table has no record. In this case no record is updated, because an update may overwrite the earlier

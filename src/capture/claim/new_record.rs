@@ -56,16 +56,21 @@ pub(super) fn new_record(
 }
 
 /// Returns an identity for a new table. Event ids are computed from the identity, so it differs from the
-/// identity of every other table. In the text from which an event id is computed, `:` or `@` follows the
-/// identity, so the identity itself contains neither character. Otherwise the row `b:7` of a table `a` and the
-/// row `7` of a table `a:b` would get the same event id.
+/// identity of every other table.
 pub(super) fn identity(table: &QualifiedName, records: &[CaptureRecord]) -> String {
-    let name = format!("{}.{}", table.schema, table.name);
-    let name = name.replace(':', "%3A").replace('@', "%40");
+    let name = identity_of_first(table);
     let is_free = |identity: &String| records.iter().all(|known| known.identity != *identity);
     let numbered = (2u32..).map(|n| format!("{name}#{n}"));
     std::iter::once(name.clone())
         .chain(numbered)
         .find(is_free)
         .expect("invariant: there are fewer records than numbers")
+}
+
+/// Returns the identity of the first table that is captured under this name. In the text from which an event id is
+/// computed, `:` or `@` follows the identity, so the identity itself contains neither character. Otherwise the row
+/// `b:7` of a table `a` and the row `7` of a table `a:b` would get the same event id.
+pub(crate) fn identity_of_first(table: &QualifiedName) -> String {
+    let name = format!("{}.{}", table.schema, table.name);
+    name.replace(':', "%3A").replace('@', "%40")
 }

@@ -119,8 +119,8 @@ async fn locked_by(sql: &Sql, error: tokio_postgres::Error) -> Error {
         )
 }
 
-/// Returns the error for a failed statement of `init`. If a privilege is missing, the hint is to run
-/// `init` as the owner, not as the relay's role.
+/// Returns the error for a failed statement of `init`. If PostgreSQL gives a hint, as the guard does, keeps this hint.
+/// Otherwise, if a privilege is missing, the hint is to run `init` as the owner, not as the relay's role.
 fn not_the_owner(error: tokio_postgres::Error, what: &str) -> Error {
     let said = error.as_db_error().and_then(|error| error.hint());
     let said = said.map(str::to_owned);

@@ -23,8 +23,8 @@ pub(super) struct Migration {
     pub(super) version: i32,
     pub(super) name: &'static str,
     pub(super) sql: String,
-    /// Whether each `init --apply` runs the migration again, because the migration depends on the settings or
-    /// on objects outside the database (roles belong to the whole cluster).
+    /// Whether each `init --apply` runs the migration again. A migration must run again if it depends on the
+    /// settings, or on roles, which belong to the whole cluster and not to the database.
     pub(super) repeats: bool,
 }
 
@@ -134,7 +134,7 @@ pub(super) fn columns(table: &TableSettings) -> String {
     let oid = format!("{}::regclass", quoted_literal(&name.to_string()));
     let seq = match &table.columns.seq {
         None => seq_column(name, &oid, table.columns.id.as_deref().unwrap_or("id")),
-        // The settings name another column or say that there is none, so do not add `seq`.
+        // The settings say which column numbers the rows, or that there is none, so do not add `seq`.
         Some(_) => String::new(),
     };
     do_block(&format!(
@@ -142,7 +142,7 @@ pub(super) fn columns(table: &TableSettings) -> String {
                  and attname = 'inserted_xid' and not attisdropped) then\n        \
                  alter table {name} add column inserted_xid xid8 not null\n            \
                      default pg_catalog.pg_current_xact_id();\n        \
-                 -- Old rows show this transaction as theirs.\n        \
+                 -- Old rows get the id of this transaction.\n        \
                  update outbox.capture set has_inserted_xid = true,\n            \
                      added_xids = added_xids || pg_catalog.pg_current_xact_id()\n        \
                  where table_oid = {oid}\n           \

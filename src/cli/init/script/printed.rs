@@ -4,6 +4,7 @@ use slot_manager::{SlotName, quoted_identifier, quoted_literal};
 
 use super::guard::{CALL_GUARD, GUARD_BODY};
 use super::{Migration, NewTable, PIN, TABLESPACE, VERSIONS, columns, index, migrations};
+use crate::capture::claim::identity_of_first;
 use crate::mapping::TableSettings;
 use crate::settings::{Settings, Start};
 
@@ -22,7 +23,7 @@ pub(in crate::cli::init) fn script(
          --\n\
          -- Names without a schema are PostgreSQL's own, also in the statements outside a transaction.\n\
          set search_path = pg_catalog, pg_temp;\n\n\
-         -- Stops the script if a role that is not trusted could put its own objects under ours.\n",
+         -- Stops the script if a role that is not trusted could put its own objects in the place of ours.\n",
     );
     text += &format!(
         "create or replace function pg_temp.postrider_guard() returns void\n\
@@ -145,7 +146,7 @@ fn capture_statement(table: &TableSettings, settings: &Settings) -> String {
          from pg_catalog.pg_class c where c.oid = {literal}::regclass\n    \
          and not exists (select from outbox.capture k where k.table_oid = c.oid)\n\
          on conflict do nothing;\n",
-        identity = quoted_literal(&format!("{}.{}", name.schema, name.name)),
+        identity = quoted_literal(&identity_of_first(name)),
         literal = quoted_literal(&name.to_string()),
         slot = settings.slot,
     )

@@ -117,6 +117,16 @@ fn a_quoted_name_cannot_end_its_do_block() {
 }
 
 #[test]
+fn the_capture_record_has_the_identity_that_a_relay_would_give_the_table() {
+    let settings = settings(&[("POSTRIDER_TABLE", "sales.\"a:b@c\"")]);
+    let sql = script(&settings, NEW_TABLE, None, true, false);
+    assert!(
+        sql.contains("select 'sales.a%3Ab%40c', 'sales', 'a:b@c', c.oid"),
+        "{sql}"
+    );
+}
+
+#[test]
 fn the_slot_comes_after_the_publication_and_can_be_left_out() {
     let settings = settings(&[("POSTRIDER_SLOT", "mine")]);
     let sql = script(&settings, NEW_TABLE, Some("shop relay"), true, true);
