@@ -127,7 +127,7 @@ impl fmt::Display for WalHolder {
             (WalHolderKind::PreparedTransaction | WalHolderKind::OtherSlot, Some(database)) => {
                 write!(f, " of database {database}")?;
             }
-            (WalHolderKind::OtherSlot, None) => f.write_str(" of no database")?,
+            (WalHolderKind::OtherSlot, None) => f.write_str(" (physical)")?,
             _ => {}
         }
         if self.kind == WalHolderKind::OtherSlot {

@@ -89,8 +89,8 @@ impl Verdict {
         }
     }
 
-    /// Adds a second fault to the verdict: the publication is wrong. Until now, the verdict describes only the fault
-    /// that holds up the relay.
+    /// Adds a second fault to the verdict: the publication is wrong. Before the call, the verdict describes only the
+    /// fault that holds up the relay.
     fn also_not_streamed(&mut self, what: &str, remedy: &str) {
         self.severity = Severity::Error;
         self.meaning += &format!("; and rows are not streamed: {what}");
@@ -233,16 +233,16 @@ fn from_slot_and_relay(seen: StateFacts<'_>, said: Option<&Condition>) -> Verdic
         (Some((state, _)), ..) => of_slot(state, seen.health),
         (None, Some(said), _) => of_relay(said.state, said.severity(), seen.health),
         (None, None, _) => {
-            let state = if seen.is_recovering {
-                State::Recovering
+            let info = |state| of_relay(state, Severity::Info, seen.health);
+            if seen.is_recovering {
+                info(State::Recovering)
             } else if seen.is_opening {
-                State::Starting
+                info(State::Starting)
             } else if is_behind(seen.lag_bytes, seen.oldest) {
-                State::CatchingUp
+                info(State::CatchingUp)
             } else {
-                State::Streaming
-            };
-            of_relay(state, Severity::Ok, seen.health)
+                of_relay(State::Streaming, Severity::Ok, seen.health)
+            }
         }
     }
 }

@@ -84,9 +84,9 @@ codes! {
     PostgresTooManyConnections "postgres-too-many-connections" Retry 3 "raise max_connections and restart \
                                                                         PostgreSQL, or close other sessions; \
                                                                         the relay retries automatically"
-    RoleConnectionLimit "role-connection-limit" Retry 3 "ALTER ROLE <relay user> CONNECTION LIMIT 8, or -1 \
+    RoleConnectionLimit "role-connection-limit" Retry 3 "ALTER ROLE <relay user> CONNECTION LIMIT 9, or -1 \
                                                          for none: a relay needs up to 6 connections, and a \
-                                                         standby and a command need 2 more; the relay \
+                                                         standby and a command up to 3 more; the relay \
                                                          retries automatically"
     DatabaseConnectionLimit "database-connection-limit" Retry 3 "ALTER DATABASE <database> CONNECTION LIMIT \
                                                                  with a higher number, or close other \

@@ -390,7 +390,7 @@ impl EventError {
             } => "use a shorter aggregate id, or ordering = \"bucketed(1000)\", which hashes it"
                 .to_owned(),
             EventFault::OverLimit { .. } => {
-                "send fewer or shorter headers; put large values into the payload".to_owned()
+                "send fewer or shorter attributes; put large values into the payload".to_owned()
             }
         }
     }

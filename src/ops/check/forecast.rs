@@ -160,9 +160,6 @@ fn effect(finding: &Finding, settings: &Settings) -> Effect {
             Disposition::Retry => Effect::Waits,
             Disposition::Stop | Disposition::Bug => Effect::Stops,
         },
-        // PostgreSQL streams a change only after the servers in `synchronized_standby_slots` have received
-        // it, so the relay would wait for them.
-        (_, None) if finding.code == "synchronized-standby-slots-stalled" => Effect::Waits,
         (_, None) if is_error && finding.code == "slot-in-danger" => Effect::None,
         (_, None) => Effect::Stops,
     }

@@ -25,13 +25,13 @@ const SHOWN: usize = 10;
 pub(crate) struct ReplaySelection {
     /// False if the selection was stopped before its end.
     pub(crate) finished: bool,
-    /// Events that match and were published.
+    /// Events that match and were published, also if another replay is about to publish them again.
     pub(crate) events: u64,
     /// Commit time of the earliest of these events, RFC 3339.
     pub(crate) oldest: Option<String>,
     /// The uuids of the first of these events.
     pub(crate) first_ids: Vec<String>,
-    /// Events that match but are not selected, because they are in quarantine or already released.
+    /// Events that match but are not selected, because they are in quarantine, or were released from there.
     pub(crate) in_quarantine: u64,
 }
 
@@ -121,7 +121,9 @@ async fn one(
         let (Some(_), Some(record)) = (&event.row, &event.record) else {
             continue;
         };
-        if record.state == "published" {
+        // A replay has released this event, and has not published it again yet.
+        let is_replayed = record.state == "released" && event.message_id.is_some();
+        if record.state == "published" || is_replayed {
             found.events += 1;
             found.oldest = earliest(found.oldest.take(), Some(record.committed_at.clone()));
             found.first_ids.push(event.event_id.clone());
