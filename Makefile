@@ -1,7 +1,8 @@
 # Two commands for a fresh Debian or Ubuntu machine with Rust: `make demo` and `make test`.
 #
-# This file only installs what is missing (PostgreSQL's programs, a C compiler); everything else
-# is `cargo xtask`, or `postrider-demo`. Extra arguments: make demo ARGS=--keep
+# This file only installs missing packages: PostgreSQL's programs and a C compiler, and in CI also
+# valgrind, faketime and Chromium. Everything else is `cargo xtask`, or `postrider-demo`. Extra
+# arguments: make demo ARGS=--keep
 
 CARGO ?= $(shell command -v cargo || echo "$$HOME/.cargo/bin/cargo")
 
@@ -11,7 +12,7 @@ help:
 	@echo "make demo   a throw-away PostgreSQL, a Pub/Sub emulator, writers, the relay, a SIGKILL: about 30 s"
 	@echo "make test   formatting, lints, documentation and every test"
 
-# The demo runs the postrider in its own folder, so both are built.
+# `postrider-demo` runs the program `postrider` that is in the same folder, so build both.
 demo: prerequisites
 	$(CARGO) build --locked --package postrider --package postrider-demo
 	"$${CARGO_TARGET_DIR:-target}"/debug/postrider-demo $(ARGS)

@@ -131,8 +131,8 @@ impl OldestPending {
 }
 
 /// The latencies since the last call of [`take_mean`](Self::take_mean). The latency of a request is the time from
-/// the commit of its first event to Pub/Sub's answer. Requests whose first event is released, replayed or repeated
-/// do not count, because their commit may be long ago.
+/// the commit of its first event to Pub/Sub's answer. A request does not count if its first event already had a
+/// dispatch row, as a released event has: its commit may be long ago.
 #[derive(Debug, Clone, Default)]
 pub struct RecentLatency(Arc<(AtomicU64, AtomicU64)>);
 
@@ -207,8 +207,8 @@ pub struct Metrics {
     /// The health of the slot when the relay last read it.
     pub slot_health: SlotHealth,
     pub lag_bytes: OptionalGauge,
-    /// Number of events of the stream without an outcome: the events in memory, plus an estimate of the events that
-    /// the open transaction will still bring.
+    /// Number of events without an outcome: the events in memory, plus an estimate of the unread events of the
+    /// transaction that the relay is reading from the stream.
     pub unresolved_events: OptionalGauge,
     pub oldest_pending: OldestPending,
     pub server_clock: ServerClock,

@@ -18,8 +18,8 @@ use decoder::PgTimestamp;
 /// Length of a period. The estimate uses the frame with the smallest delay in the current and the previous period.
 /// Older frames do not count, so that the estimate can follow a clock that drifts.
 ///
-/// Only a frame ends a period, so a period lasts longer if no frame arrives. If an answer of the server contradicts the
-/// estimate, the answer replaces all earlier frames.
+/// An answer of the server counts as a frame. Only a frame ends a period, so a period lasts longer if no frame arrives.
+/// If an answer contradicts the estimate, the answer replaces all earlier frames.
 const COUNTS: Duration = Duration::from_secs(60);
 
 /// Maximum time by which the estimate may be ahead of an answer of the server. Servers adjust their clocks by

@@ -65,7 +65,7 @@ pub(crate) enum Unit {
     /// start of the program does not count.
     EventsStreamed,
     Requests,
-    /// Megabytes of payload text.
+    /// Megabytes of payload text per second.
     Megabytes,
 }
 

@@ -113,10 +113,9 @@ pub(crate) fn left_out() -> Option<&'static str> {
     (!built).then_some("build bench/debezium first: mvn -f bench/debezium compile")
 }
 
-/// What one drain cost.
+/// What one drain cost. The CPU times (`walsender`, `dispatch`, `others`, `program`) are in microseconds per event.
 #[derive(Debug, Default)]
 struct Paid {
-    /// CPU time in microseconds per event.
     walsender: f64,
     dispatch: f64,
     /// All other processes of the server.

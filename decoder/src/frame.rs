@@ -29,8 +29,8 @@ pub enum Frame<'a> {
     },
     /// A heartbeat of the server.
     Keepalive {
-        /// The position up to which the server has read the WAL. The server has sent all changes
-        /// before this position.
+        /// The position up to which the server has read the WAL. The server has sent every transaction that
+        /// committed before this position.
         wal_end: Lsn,
         /// Send time, by the server's clock.
         sent_at: PgTimestamp,

@@ -1,5 +1,5 @@
-//! A strict Google Cloud Pub/Sub emulator that runs inside a process. `main.rs` wraps it as a
-//! program.
+//! A strict Google Cloud Pub/Sub emulator as a library. It runs inside the process that starts it, for example a test.
+//! `main.rs` wraps it as a program.
 //!
 //! Every official client works with the emulator, through gRPC over plain HTTP/2 and the variable
 //! `PUBSUB_EMULATOR_HOST`. The emulator refuses the requests that the service refuses (limits, mixed

@@ -1,8 +1,8 @@
 //! The service `google.pubsub.v1.Publisher`: manages topics and publishes messages to them.
 //!
-//! A publish has these steps: read the request and enter it in the journal, apply an injected
-//! fault, check the service's rules, store the messages, answer. The emulator does not support
-//! schemas, ingestion or snapshots. tonic answers UNIMPLEMENTED to methods that are missing here.
+//! A publish has these steps: read the request and enter it in the journal, choose an injected fault (which refuses the
+//! request at once, or changes the answer), check the service's rules, store the messages, answer. The emulator does
+//! not support schemas, ingestion or snapshots. tonic answers UNIMPLEMENTED to methods that are missing here.
 
 use std::future;
 use std::sync::Arc;

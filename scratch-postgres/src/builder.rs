@@ -147,7 +147,7 @@ impl Builder {
 
     /// Upgrades a *stopped* server of an older major version: `pg_upgrade` copies its data into a new
     /// cluster. The folder that is passed to [`programs`](Self::programs) must contain `pg_upgrade`.
-    /// The old and the new folder must contain the programs that `pg_upgrade` calls.
+    /// This folder and the program folder of the old server must contain the programs that `pg_upgrade` calls.
     #[must_use]
     pub fn upgrade_of(mut self, server: &ScratchPostgres) -> Self {
         self.data = Data::UpgradeOf {

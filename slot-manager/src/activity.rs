@@ -119,7 +119,7 @@ pub async fn synchronous_standby_wait(
 ///
 /// A session of our own role counts while it runs a statement or has a transaction open. A session of another
 /// role counts while it holds a lock on `table` (a quoted name), if that role is allowed to update the table.
-/// This rule includes a relay that still runs with an earlier role, and excludes roles that are not a relay's.
+/// So a relay that still runs with an earlier role counts, and a session whose role is not a relay's does not.
 ///
 /// # Errors
 /// [`SlotError::Database`].

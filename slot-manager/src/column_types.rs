@@ -19,7 +19,8 @@ pub struct CatalogType {
     pub is_dropped: bool,
     /// Name of the type with the oid `named`, as PostgreSQL prints it. `???` if this type was dropped.
     pub name: String,
-    /// Whether PostgreSQL can sort values of the base type, and can parse their text form again.
+    /// Whether the base type is one of PostgreSQL's own scalar types whose values PostgreSQL can sort, and whose
+    /// text form PostgreSQL can parse again.
     pub has_order: bool,
 }
 

@@ -16,15 +16,17 @@
 //! - [`cluster`]: identifies the cluster and the database, so that a copy is not mistaken for the
 //!   original.
 //! - [`activity`]: the sessions of a relay, and the holders of locks.
+//! - [`standby_slots`]: whether a walsender waits for the standby servers of `synchronized_standby_slots`.
 //! - [`table`], [`table_shape`], [`column_types`]: a captured table as the catalogue describes it.
 //! - [`privileges`]: the privileges of roles.
 //! - [`preflight`]: checks the server, its settings, the slot, the publication and the grants, and
 //!   returns [`Finding`]s.
 //!
 //! **Invariants.** Decisions depend on SQLSTATEs and catalogue columns, never on message texts. Every
-//! statement is in `sql.rs` or `sql/`. The crate prepares no named statements, and sends each
-//! statement in one round trip, so it leaves nothing behind in a session. No function logs or
-//! reconnects. Only [`publication::inspect`] retries, if somebody drops an object while it reads.
+//! statement is in `sql.rs` or `sql/`, except the one that [`table_shape::sequence`] builds from the name
+//! of a sequence. The crate prepares no named statements, and sends each statement in one round trip, so
+//! it leaves nothing behind in a session. No function logs or reconnects. Only [`publication::inspect`]
+//! retries, if somebody drops an object while it reads.
 //!
 //! **Not here:** streaming from a slot, confirming positions, and exporting a snapshot with a new
 //! slot (which needs a replication command).

@@ -348,7 +348,8 @@ impl PublicationState {
 
     /// A text to compare with an earlier fingerprint: the two differ exactly if
     /// [`has_changed_since`](Self::has_changed_since) is true. The text consists of OIDs and of the versions
-    /// (`xmin`) of catalogue rows: those of the publication, of its captured tables and of their memberships.
+    /// (`xmin`) of catalogue rows: in `pg_publication` the publication, and for each captured table its row type
+    /// (`pg_type`), its schema (`pg_namespace`) and its membership (`pg_publication_rel`).
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -358,7 +359,8 @@ impl PublicationState {
     /// changes count:
     ///
     /// - The publication, or the membership of a captured table in it, was altered, dropped or recreated.
-    /// - A captured table was dropped, recreated, renamed or moved to another schema.
+    /// - A captured table was dropped, recreated, renamed, moved to another schema or given to another owner.
+    /// - The schema of a captured table was renamed or given to another owner, or its privileges were changed.
     ///
     /// Rows that were inserted since `earlier` can then be missing from the stream. Other changes to a table, such
     /// as a new column, do not count.

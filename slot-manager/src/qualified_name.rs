@@ -25,7 +25,7 @@ const RESERVED: &str = "all analyse analyze and any array as asc asymmetric auth
 /// A schema and a name in it, exactly as in the catalogue: without quotes, and with the case already
 /// folded.
 ///
-/// Parsed as in SQL: `outbox.Events` is `events`, and `outbox."Events"` keeps its capital.
+/// Parsed as in SQL: `outbox.Events` has the name `events`, and `outbox."Events"` has the name `Events`.
 /// Displayed with quotes where SQL needs them, so that the text can be pasted into a statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QualifiedName {

@@ -1,6 +1,6 @@
-//! Every SQL statement of this crate. This file contains the statements on slots, publications and the
-//! server; the submodules contain the others. The comment of a statement lists its parameters. The function
-//! that sends it documents the result.
+//! Every SQL statement of this crate, except the one that `table_shape.rs` builds from the name of a sequence.
+//! This file contains the statements on slots, publications and the server; the submodules contain the others.
+//! The comment of a statement lists its parameters. The function that sends it documents the result.
 //!
 //! Each statement runs unchanged on PostgreSQL 14 to 18, except `create_slot`. Columns that only
 //! later versions have are read from `to_jsonb(row)`, where a missing column is NULL instead of an

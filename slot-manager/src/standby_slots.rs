@@ -40,7 +40,7 @@ pub enum SlotBehindReason {
     Missing,
     /// PostgreSQL has invalidated the slot.
     Invalid,
-    /// The slot belongs to no standby server.
+    /// The slot is a logical slot, so it belongs to no standby server.
     Logical,
     /// Nobody reads the slot.
     Unread,

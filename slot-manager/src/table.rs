@@ -173,7 +173,7 @@ pub async fn invalid_seq_indexes(
     names.collect()
 }
 
-/// The total size of a table's partitions in bytes, without indexes; 0 if it has none.
+/// The total size of a table's partitions in bytes, without indexes; 0 if the table has no partitions.
 ///
 /// # Errors
 /// [`SlotError::Database`].
@@ -263,7 +263,7 @@ pub async fn oid(client: &Client, table: &QualifiedName) -> Result<Option<u32>, 
 
 /// Returns an SQL condition for a statement that reads the table `name`: true if the table has this OID. Otherwise the
 /// statement fails with `undefined_table`, even if it finds no row. PostgreSQL skips the check if the planner can tell
-/// that there is no row, for example in a table without partitions.
+/// that there is no row, for example in a partitioned table that has no partitions.
 ///
 /// PostgreSQL looks up the name and locks the table before it computes the condition, and nobody can rename a locked
 /// table. So the condition is about the table that the statement reads, even if tables change their names all the time.

@@ -107,7 +107,7 @@ impl AuditState {
             let sending = self.send_missing(sql, table, window, waiting, &mut in_memory);
             found += sending.await?;
         }
-        // From now on, the pipeline knows the events of all these rows.
+        // The pipeline knows the events of all these rows now. Ask it to answer when all of them are resolved.
         self.settling = Some(self.events.settling().await.map_err(|_| ended())?);
         if found > 0 {
             let code = Code::PublicationGap;

@@ -2,7 +2,7 @@
 //! outcome.
 //!
 //! This may take long, for example while a topic is missing. Meanwhile the auditor neither raises a floor nor forgets
-//! a gap. After [`INTERVAL`] it begins another audit, which finds later gaps.
+//! a gap. After [`INTERVAL`], or later if the comparison was slow, it begins another audit, which finds later gaps.
 
 use std::time::{Duration, Instant};
 

@@ -92,8 +92,8 @@ const SOON: Duration = Duration::from_secs(10);
 /// Time between two checks whether the pipeline has read, or the slot has confirmed, the awaited position. Also the
 /// pause after an audit has found a new trace of a gap.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// How often a waiting audit looks for new partitions, and notes them in the capture record. If a partition is detached
-/// sooner, its rows may be missed after a lost slot.
+/// How often a waiting audit looks for new partitions, and notes them in the capture record. If somebody detaches a
+/// partition before it is noted, the relay does not look for its rows, for example after a lost slot.
 const NOTE_INTERVAL: Duration = Duration::from_secs(5);
 
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -140,9 +140,9 @@ impl Drop for Auditor {
     }
 }
 
-/// Starts the auditor. A notification of `hasten` starts the next audit early. The auditor sends the missing
-/// rows to `events`. The returned receiver gets an error if the session has to end, and closes if the
-/// task has died.
+/// Starts the auditor. A notification of `hasten` makes it drop an audit that waits, and begin another one as soon as
+/// the present step has ended. It sends the missing rows to `events`. The returned receiver gets an error if the
+/// session has to end, and closes if the task has died.
 pub(crate) fn start(
     subject: AuditSubject,
     start: FirstAudit,

@@ -22,8 +22,8 @@ pub(crate) enum DispatchState {
     /// The event has a record as published. If other events of its key may lack records, the relay publishes the
     /// whole key again in order, including this event.
     Published,
-    /// The relay does not send the event, because it is in quarantine or discarded, or because an unfinished
-    /// recovery has already resolved it.
+    /// The reader of the table does not send the event, because the event is quarantined, released or discarded, or
+    /// because an unfinished recovery has already resolved it.
     SetAside,
 }
 

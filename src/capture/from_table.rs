@@ -129,8 +129,8 @@ impl TableSender {
         self.put(FromTable::Settle).await
     }
 
-    /// Returns the ids of all unresolved events that the pipeline has read from the stream or taken from a table. Also
-    /// contains some events that were resolved meanwhile. Returns `None` if the pipeline has not read the stream up to
+    /// Returns the ids of all unresolved events that the pipeline has read from the stream or taken from a table. Some
+    /// of these events may have been resolved meanwhile. Returns `None` if the pipeline has not read the stream up to
     /// the position `end` yet, or if the session has ended.
     pub(crate) async fn unresolved(
         &mut self,

@@ -19,8 +19,8 @@
 //! - `id_suffixes` distinguishes the event ids of an earlier and a later table with the same `identity`. A table that
 //!   was created again may number its rows from 1 again. A copied table keeps the suffix of the original. Event ids
 //!   that are computed with `inserted_xid` need no suffix.
-//! - `detached` lists tables that were partitions and may have unresolved rows, and `settled` lists those whose rows
-//!   all have an outcome ([`detached`]).
+//! - `detached` lists former tables that may have unresolved rows: detached partitions, and tables that this table
+//!   replaced. `settled` lists the former tables whose rows all have an outcome ([`detached`]).
 //! - `slot` is the slot that owns the table. A relay on another slot is refused ([`claim`]).
 //!
 //! Each of these modules does one part of reading a table:

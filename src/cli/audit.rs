@@ -160,7 +160,7 @@ fn text(report: &AuditReport, paint: Paint) -> String {
     let (severity, conclusion) = match report.result {
         AuditResult::Waiting if !report.unreadable.is_empty() => (
             Severity::Warning,
-            "Not complete: some former tables cannot be read, and may have rows of unpublished events.",
+            "Not complete: some former tables cannot be searched, and may have rows of unpublished events.",
         ),
         AuditResult::Waiting if !report.slot_has_passed => (
             Severity::Warning,

@@ -14,8 +14,7 @@ use crate::store::dispatch::{DispatchWriter, ResolvedEvents, SlotReader, WriterE
 use crate::store::relay_row::RecordKeeping;
 
 /// Minimum time that [`Delivery::drain`] gives the writer for the last dispatch rows, even if waiting for Pub/Sub has
-/// used up the drain's time limit. If the time limit of the drain is shorter than this minimum, the limit is also the
-/// minimum: a drain with a limit of one second gives the writer at least one second.
+/// used up the drain's time limit. If the drain's limit is shorter than this minimum, the writer gets at least that limit.
 const WRITER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The writer of `outbox.dispatch`, and the events that are resolved.

@@ -175,8 +175,8 @@ fn names_a_local_host(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether a page of another web site sends the request. The browser would not show the answer to such a page, but
-/// the request could still make the relay query the database.
+/// Whether a page of another origin (web site or port) sends the request. The browser would not show the answer to such
+/// a page, but the request could still make the relay query the database.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")

@@ -38,8 +38,8 @@ pub(super) struct Lane {
     /// A failed request, retried unchanged before everything else. Boxed, because there are many
     /// lanes and few of them have a failed request.
     again: Option<Box<Request>>,
-    /// During a bisection, the number of suspects: at least one of these events at the front of `queue` is bad.
-    /// Otherwise 0.
+    /// The number of suspects; 0 if there is no bisection. At least one of the first `suspects` events of the lane is
+    /// bad, counting from the events in flight and in `again`.
     suspects: usize,
     /// Number of events in the request in flight.
     in_flight: u32,

@@ -12,7 +12,7 @@ pub(super) const MAX_MESSAGES: usize = 1_000;
 /// checked that such a request is within Pub/Sub's limit.
 pub(super) const MAX_BYTES: usize = 9_000_000;
 
-/// Number of bytes that frame one message in a request: its tag and length.
+/// Maximum number of bytes that frame one message in a request: its tag and length.
 pub(super) const MESSAGE_FRAMING: usize = 6;
 
 /// A lane with this many messages sends at once, even if more input is available. A larger request would save little,

@@ -16,7 +16,7 @@
 //! - `walk` compares the rows of a table with their records, for `audit` and `prune`. `progress` waits until
 //!   the slot has confirmed a position. [`since`] parses points in time and finds the first rows after them.
 //!
-//! Everything here uses the database, so the relay itself need not be reachable.
+//! The commands learn about the relay from the database, so the relay itself need not be reachable.
 //!
 //! Not here: the output (`cli`, `http`), and what the relay knows about itself (`condition`).
 

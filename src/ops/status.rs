@@ -52,7 +52,7 @@ pub(crate) struct EventRates {
 pub(crate) struct StatusJson<'a> {
     #[serde(flatten)]
     verdict: VerdictJson<'a>,
-    /// Why delivery is held up or late; `None` if it is neither.
+    /// Why delivery is held up or late, or which check the relay cannot make; `None` if the relay reports none of these.
     condition: Option<&'a Condition>,
     slot: SlotJson<'a>,
     publication: &'a PublicationStatus,
@@ -92,7 +92,8 @@ impl RelayStatus {
         })
     }
 
-    /// Returns the reason why delivery is held up or late, if the relay has recently recorded one.
+    /// Returns why delivery is held up or late, or which check the relay cannot make. `None` if the relay has recorded
+    /// none of these recently.
     pub(crate) fn condition(&self) -> Option<&Condition> {
         self.slot.relay.as_ref()?.condition.as_ref()
     }

@@ -232,8 +232,8 @@ impl Recovery {
 
     /// Waits until the kept slot has confirmed the position `end`. The recovery mark must stay until then. The stream
     /// before `end` may contain rows that the recovery has already published from the tables. Without the mark, a
-    /// session after a crash would only stream, and so repeat only the rows in the stream. For example, if only the
-    /// table has row 2 of a key, consumers would receive the rows 1, 2, 3 and then 1, 3.
+    /// session after a crash would only stream, and so repeat only the rows in the stream. For example, if the
+    /// stream lacks row 2 of a key, consumers would receive the rows 1, 2, 3 and then 1, 3.
     async fn wait_until_confirmed(&self, sql: &Sql, end: Lsn) -> Result<()> {
         let (slot, walsender) = (&self.subject.slot, self.subject.walsender);
         loop {

@@ -85,8 +85,8 @@ impl RecoverySlot {
 ///
 /// The exception is a table in which some rows have no `inserted_xid`. The relay then judges the age of such a row by
 /// its `xmin`, which may be the id of a subtransaction. A snapshot does not show whether a subtransaction had ended. So
-/// the relay may treat rows that are older than the capture as new. The slot may not stream them, so the recovery reads
-/// the table.
+/// the relay may treat rows that are older than the capture as new. The slot does not always stream them, so the
+/// recovery reads the table.
 pub(super) fn may_miss_rows(point: &Unfinished, Captured { record, shape }: &Captured) -> bool {
     let began_with_slot = record.since.as_ref() == Some(&point.snapshot);
     !began_with_slot || !shape.tells_top_level_transactions(&record.added_xids)

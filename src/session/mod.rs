@@ -6,7 +6,7 @@
 //! - It waits until nobody reads from the slot (`standby`).
 //! - It reads the facts about the slot and decides how to begin (`plan`). After a loss it replaces the slot
 //!   (`recovery`).
-//! - It opens the stream, and waits until the previous relay no longer writes.
+//! - It claims the tables, opens the stream, and waits until the previous relay no longer writes.
 //!
 //! Meanwhile `opening` reports what the session waits for. `parts` builds the input of each part of the session. Then
 //! `pipeline` runs the session's loop, while `supervisor` checks the slot and the publication. Finally `run` ends the
@@ -18,9 +18,8 @@
 //!
 //! `mapped_stream` is a session without delivery, for benchmarks.
 //!
-//! **Invariants.** A session starts with empty state and may be dropped at any point. Only
-//! [`SessionRunner`] outlives a session, and it keeps nothing about events. No part of a session sees
-//! the runner.
+//! **Invariants.** A session starts without events and may be dropped at any point. Only [`SessionRunner`] outlives a
+//! session, and it keeps nothing about events. No part of a session sees the runner.
 //!
 //! Not here: the source of events (`capture`), their delivery (`delivery`), the records (`store`), the
 //! replacement of a lost slot (`recovery`), and the search for missing rows (`audit`).
@@ -106,7 +105,8 @@ impl SessionRunner {
     /// Prepares the relay without connecting to anything.
     ///
     /// # Errors
-    /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`.
+    /// `project-missing`, `credentials-missing`, `pubsub-endpoint`, `database-url-invalid`; `setting-invalid` for a
+    /// variable of OpenTelemetry.
     pub fn new(settings: Settings, metrics: Metrics, state: Arc<RelayState>) -> Result<Self> {
         settings.project()?;
         settings.database()?;

@@ -9,7 +9,7 @@
 //! The loop waits for the database only to look up:
 //!
 //! - the outcomes of moved rows, and of rows that earlier sessions may have recorded
-//! - a type or a table that the stream names for the first time
+//! - a table whose description in the stream has an unknown OID or column type, or lacks a column
 
 mod moved_rows;
 mod read_progress;

@@ -6,8 +6,8 @@
 //! not confirm the positions of keepalives, because it might confirm skipped rows. In each poll, the supervisor
 //! also renews the lease and reads the slot's metrics. After a delivery it records the confirmed position.
 //!
-//! The supervisor also writes to the relay's row whether delivery is held up. It writes soon after a change, and
-//! about every 30 s without one. While it has no SQL session, it leaves this write to the dispatch writer.
+//! The supervisor also writes to the relay's row why delivery is held up or late, or which check fails. It writes soon
+//! after a change, and about every 30 s without one. Without an SQL session, it leaves this to the dispatch writer.
 
 mod held_slot;
 mod lag_trend;
@@ -75,8 +75,8 @@ pub(super) struct WatchSubject {
     pub(super) state: Arc<RelayState>,
 }
 
-/// Starts the supervisor. `state` is the state of the publication, which the session has just checked. If the
-/// publication, a table or its partitions change, the supervisor wakes the auditor through `audit`.
+/// Starts the supervisor. `state` is the publication as the session found it when the slot was free. If the
+/// publication, a table or its partitions have changed since, the supervisor wakes the auditor through `audit`.
 pub(super) fn start(
     subject: WatchSubject,
     state: PublicationState,
@@ -93,8 +93,8 @@ pub(super) fn start(
             state,
             audit,
             log: ThrottledLog::default(),
-            // Begin with the current number, so that the first poll does not write to the relay's row.
-            // The session still needs the old content of the row until it has taken over the row.
+            // Begin with the current number, so that the first poll does not write the confirmed position.
+            // The session still needs the old position in the relay's row until it has taken over the row.
             delivered: metrics.delivered(),
             lag: LagTrend::default(),
             standby_slots: StandbySlots::default(),
@@ -157,7 +157,7 @@ struct Watcher {
     lag: LagTrend,
     standby_slots: StandbySlots,
     /// The condition that the supervisor last wrote to the relay's row, or asked the dispatch writer to write, and the
-    /// time. The inner `None` says that delivery was neither held up nor late.
+    /// time. The inner `None` says that the relay had nothing to report.
     ///
     /// The outer `None` says that the supervisor has not written a condition yet. The row may still contain the
     /// condition that the relay wrote while it opened this session.
@@ -297,8 +297,8 @@ impl Watcher {
         }
     }
 
-    /// Records in the relay's row why delivery is held up or late, and clears that entry when delivery works
-    /// again.
+    /// Records in the relay's row why delivery is held up or late, or which check fails. Clears the entry when the
+    /// relay has nothing to report ([`Condition::is_written`]).
     async fn say(&mut self, occasion: Occasion) {
         let condition = self.metrics.condition(&self.subject.state);
         if condition.state == State::Starting {
@@ -330,7 +330,7 @@ impl Watcher {
     }
 
     /// Whether no write is needed, because the present condition `now` agrees with the last written condition. A
-    /// condition is `None` if delivery is neither held up nor late. The two agree in these cases:
+    /// condition is `None` if the relay has nothing to report. The two agree in these cases:
     ///
     /// - Both are `None`, and the last write is recent.
     /// - Both exist, the occasion is [`Occasion::Look`], and they have the same state and code.

@@ -116,9 +116,9 @@ pub(crate) struct CaptureRecord {
     /// streams all rows that we must publish. `None` if a relay or an older version of Postrider began the
     /// capture. Also `None` once the table was given to another slot or adopted.
     pub(crate) since_lsn: Option<Lsn>,
-    /// The suffixes that follow the identity in event ids. A table that was dropped and created again keeps this
-    /// record, but its rows need other event ids than the rows of the earlier table. So each physical table has its own
-    /// suffix. Only a copy of a table keeps the suffix of the original.
+    /// An event id is computed from the identity, a suffix and the row's id. A table that was dropped and created again
+    /// keeps this record, but its rows need other event ids than the rows of the earlier table. So each later table has
+    /// a suffix of its own; the first has none. Only a copy of a table keeps the suffix of the original.
     pub(crate) id_suffixes: IdSuffixes,
     /// The OIDs of tables that no longer belong to the captured table, but may still have unresolved rows:
     /// former partitions, and physical tables that were the captured table before. Also new partitions that no audit
@@ -134,8 +134,8 @@ pub(crate) struct CaptureRecord {
     /// these tables. The relay still has to know them, for two reasons. An event in quarantine may need its row
     /// there. And the rows come back if the table is attached again or gets its name back.
     pub(crate) settled: SettledTables,
-    /// Whether the record was adopted on a server to which a dump was restored. The `xmin` of the restored rows
-    /// is then the transaction of the restore, not of the original insert.
+    /// Whether the record was adopted, usually after a dump was restored. The `xmin` of a restored row is the
+    /// transaction of the restore, not of the original insert.
     pub(crate) is_adopted: bool,
     /// The rows of the table that an unfinished recovery has resolved.
     pub(crate) recovery_progress: Option<RecoveryProgress>,

@@ -82,7 +82,7 @@ pub(crate) async fn before(sql: &Sql, cutoff: &str) -> Result<Vec<DayPartition>,
     Ok(rows.iter().map(DayPartition::from_row).collect())
 }
 
-/// Whether the table has daily partitions.
+/// Whether the table is partitioned by `occurred_at`, and has a partition.
 ///
 /// # Errors
 /// Database errors.
@@ -91,8 +91,8 @@ pub(crate) async fn exist(sql: &Sql) -> Result<bool, PgError> {
     Ok(sql.query_one(STATEMENT, &[]).await?.get(0))
 }
 
-/// Returns the days from today to seven days ahead that have no partition yet. Returns none if the table has no daily
-/// partitions, or if another program creates them.
+/// Returns the days from today to seven days ahead that no partition covers. Returns none if the table is not
+/// partitioned by `occurred_at`, or if another program creates its partitions.
 ///
 /// # Errors
 /// Database errors.

@@ -1,4 +1,4 @@
-//! The relay's own tables in the schema `outbox`. All SQL on these tables is here.
+//! The relay's own tables in the schema `outbox`. All SQL on these tables is here, except that of `postrider init`.
 //!
 //! - [`dispatch`]: the outcome of each event, and the quarantine (`outbox.dispatch`).
 //! - [`capture_record`]: which rows of each captured table the relay must publish, and how far they are

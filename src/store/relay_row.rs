@@ -84,8 +84,8 @@ const WRITE_LEFT: &str = "\
 /// Writes the relay's condition, or NULL if the relay has nothing to report. Writes only in one of these cases:
 ///
 /// - The row names this relay (`$2`).
-/// - No other relay reads the slot. So a relay can report why it cannot open its first session. The statement compares
-///   the reader's `application_name` with `$2` only after the last `/`, because PostgreSQL may change the host name.
+/// - No other process reads the slot. So a relay can report why it cannot open its first session. The statement
+///   compares only the end of `application_name` with `$2`, after the last `/`: PostgreSQL may change the host name.
 const WRITE_CONDITION: &str = "\
     UPDATE outbox.relay SET condition_at = now(), condition = (CASE \
         WHEN getdatabaseencoding() = 'UTF8' THEN $3::text ELSE $4::text END)::jsonb \
@@ -317,8 +317,8 @@ pub(crate) async fn update(sql: &Sql, slot: &SlotName, confirmed: PgLsn) -> Resu
     Ok(())
 }
 
-/// Records why delivery is held up (`None` if it is not), for commands that cannot ask the relay. Does
-/// nothing if the row belongs to another relay and that relay reads the slot.
+/// Records the relay's condition, for commands that cannot ask the relay. `None` removes it from the row. Does
+/// nothing if the row belongs to another relay and another process reads the slot.
 ///
 /// # Errors
 /// Database errors.

@@ -162,7 +162,7 @@ pub(crate) async fn unfinished(sql: &Sql) -> Result<Vec<String>> {
 /// A page of records, and the filter that selects events from it.
 #[derive(Debug)]
 pub(crate) struct SelectionPage<'a> {
-    /// The last record of the previous page.
+    /// The position of the last record of the previous page, or a position before all records.
     pub(crate) after: EventPosition,
     /// Only records before this position.
     pub(crate) until: Lsn,

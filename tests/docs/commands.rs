@@ -1,5 +1,5 @@
-//! Checks the commands on the pages. Each block for a shell must be valid for `sh`. The program's
-//! command line must accept each `postrider` command. If no test checks the commands of a program, the
+//! Checks the commands on the pages. Each block for a shell must be valid for `sh`. The argument parser
+//! of `postrider` must accept each `postrider` command. If no test checks the commands of a program, the
 //! program must be in [`NOT_CHECKED`].
 //!
 //! `tests/guides/` runs some of the pages. The tests of xtask check the commands of `cargo xtask`.

@@ -1,5 +1,6 @@
-//! Lets PostgreSQL check every SQL block in docs/ without running it. The test makes each block the body of
-//! a function. PostgreSQL parses the whole body, and looks up the tables and columns of its queries.
+//! Lets PostgreSQL check every SQL block in the README and in docs/, except in docs/adr/, without running
+//! it. The test makes each block the body of a function. PostgreSQL parses the whole body, and looks up the
+//! tables and columns of its queries.
 
 use std::path::{Path, PathBuf};
 

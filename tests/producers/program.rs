@@ -11,7 +11,7 @@ use crate::shop::Shop;
 pub(crate) struct Program {
     /// The file with the snippet, below examples/producers/.
     pub(crate) file: &'static str,
-    /// The tool that runs the program. If the tool is missing, the test is skipped.
+    /// A tool that must be installed. If the tool is missing, the test is skipped.
     pub(crate) tool: &'static str,
     /// Downloads the packages. If this fails, the test is skipped.
     pub(crate) download: &'static str,
@@ -32,7 +32,7 @@ impl Program {
     pub(crate) fn prepare(&self) -> Option<ReadyProgram> {
         let (name, _) = self.file.split_once('/').expect("a folder");
         if std::env::var_os("CI").is_none() {
-            println!("SKIPPED: {name}: it gets packages, so it runs only if CI is set");
+            println!("SKIPPED: {name}: it downloads packages, so it runs only if CI is set");
             return None;
         }
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("producers");
@@ -59,7 +59,10 @@ impl Program {
             &format!("timeout 120 sh -c {}", quoted(self.download)),
         );
         if !got.status.success() {
-            println!("SKIPPED: {name}: cannot get its packages: {}", text(&got));
+            println!(
+                "SKIPPED: {name}: cannot download its packages: {}",
+                text(&got)
+            );
             return None;
         }
         let built = shell(&folder, self.build);

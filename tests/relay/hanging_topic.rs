@@ -28,7 +28,7 @@ async fn a_topic_that_never_answers_does_not_hold_up_other_topics() {
         )
         .await;
     // Wait until all forty requests and two retries have timed out. Each failure halves the limit on
-    // requests in flight, so the relay now sends one request at a time, to any topic.
+    // requests in flight, so the relay now sends only one request at a time, over all topics together.
     eventually("the topic has failed often", || async {
         let failures = metric(&port, "postrider_publish_failures_total").await?;
         (failures >= 42.0).then_some(())

@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use crate::harness::{self, Database, Relay, eventually, insert_orders, postrider};
 use crate::privileges::login_role;
 
-/// Maximum number of connections that a relay uses, according to docs/reference/postgresql.md.
+/// Maximum number of connections that a relay normally uses, according to docs/reference/postgresql.md.
 const CONNECTIONS: i64 = 6;
 
 /// Starts a server with `settings`. Returns its prepared database, an emulator, and the URL for the

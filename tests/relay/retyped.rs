@@ -148,7 +148,8 @@ async fn columns_without(database: &Database, left_out: &str) -> String {
 }
 
 /// Executes `before`. Then the publication leaves `column` out for a while, and `is_running` says whether a relay runs
-/// at that time. Checks that all rows are published with the column, and that a later session has nothing to audit.
+/// at that time. Checks that all rows are published with the column, that an audit then covers the publication, and
+/// that a later session keeps the result of this audit (`audited_publication`).
 async fn left_out_for_a_while(before: &str, column: &str, is_running: bool) {
     let database = Database::private().await;
     if !has_column_lists(&database).await {

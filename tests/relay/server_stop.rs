@@ -143,8 +143,8 @@ async fn with_exceptions_the_last_events_before_a_shutdown_are_delivered_and_con
     database.reconnect().await;
     database.wait_until_confirmed().await;
     let report = harness::check_streamed(&database, &emulator).await;
-    // Allow duplicates before PostgreSQL 17: these versions forget the last confirmed position when they stop, and
-    // so send events again.
+    // Allow duplicates before PostgreSQL 17. An older server forgets the last confirmed position when it stops, so it
+    // sends events again.
     let has_forgotten = database.server().major_version().unwrap() < 17;
     assert!(report.is_clean(), "{report}");
     assert!(report.duplicates.is_empty() || has_forgotten, "{report}");

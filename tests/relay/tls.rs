@@ -114,7 +114,7 @@ fn listed_certificates() -> Vec<Case> {
     cases
 }
 
-/// Cases in which `sslrootcert` has an authority.
+/// Cases in which `sslrootcert` contains the certificate of an authority.
 fn certificates_of_an_authority() -> Vec<Case> {
     let authority = Authority::new(|_| {});
     let namesake = Authority::new(|_| {});

@@ -151,8 +151,8 @@ async fn errors_that_the_encoding_of_the_database_cannot_store_are_stored_escape
     }
 }
 
-/// Pub/Sub's errors contain a character that the database's encoding lacks. Checks that the relay stores these
-/// errors with the character escaped: in the record of a quarantined event, and in the condition of the relay.
+/// Pub/Sub's errors contain characters outside ASCII, and the database's encoding may lack them. Checks that the relay
+/// escapes these characters in the record of a quarantined event, and in the condition of the relay.
 async fn errors_are_stored_escaped(encoding: &str) {
     let database = in_encoding(encoding).await;
     let emulator = harness::emulator().await;

@@ -70,7 +70,7 @@ const CRATES: [CrateRule; 7] = [
     },
 ];
 
-/// The source folders of the product, without its tests and tools.
+/// The source folders (`src`) of the root package and of each crate in [`CRATES`].
 pub(crate) fn product() -> Vec<PathBuf> {
     let crates = CRATES.iter().map(|rule| root().join(rule.folder));
     let folders = std::iter::once(root().to_owned()).chain(crates);
@@ -124,7 +124,7 @@ fn log_lines_of_crates_have_the_name_of_the_program() {
                     let place = shown(&path);
                     assert!(
                         has_target,
-                        "{place}: without it, RUST_LOG=postrider=debug hides {level}"
+                        "{place}: {level}! needs `target: LOG_TARGET`, or RUST_LOG=postrider=debug hides its line"
                     );
                 }
             }

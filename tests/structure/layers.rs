@@ -212,7 +212,7 @@ fn no_folder_is_larger_than_the_limit() {
         let percent = lines * 100 / all;
         assert!(
             percent <= FOLDER_PERCENT_MAX,
-            "src/{name} has {percent} % of the lines of src; split it by nouns"
+            "src/{name} has {percent} % of the lines of src; split it by subject"
         );
     }
 }

@@ -79,8 +79,7 @@ impl Ground {
         format!("{}{database}", self.socket)
     }
 
-    /// Creates a database with everything that `postrider init --apply` creates, and the shop's
-    /// tables.
+    /// Creates the database of a schedule, with everything that exists before the first relay starts.
     pub(crate) async fn database(&self, plan: &Plan) -> Result<Database, String> {
         let name = format!("torture_{}", plan.index);
         let admin = connect(&self.socket_url("postgres")).await?;

@@ -43,7 +43,8 @@ pub(crate) struct Logged {
 }
 
 impl Logged {
-    /// Whether a relay finished the first start of a relay that was killed. It publishes the rows from the tables.
+    /// Whether a relay continued the first start of a relay that was killed. The continuing relay publishes the rows
+    /// from the tables.
     pub(crate) fn finishes_first_start(&self) -> bool {
         let finishes = |line: &String| line.contains(FIRST_START);
         self.lines.iter().any(finishes)

@@ -1,5 +1,5 @@
-//! Prepares the database of a schedule before its relay starts: everything that `postrider init
-//! --apply` creates, the shop's tables, old rows, partitions and a second slot.
+//! Prepares the database of a schedule before its relay starts: runs `postrider init --apply`, and
+//! creates the shop's tables, old rows, partitions and a second slot.
 
 use std::process::Stdio;
 

@@ -108,7 +108,7 @@ fn mdbook(fetch: bool) -> Option<PathBuf> {
     if let (None, Some(folder), true) = (find(), &fetched, fetch) {
         let mut install = step::cargo(&INSTALL);
         install.arg("--root").arg(folder);
-        // If there is no network, skip the book, as without `--fetch`.
+        // If the installation fails, for example without a network, skip the book, as without `--fetch`.
         if let Err(error) = step::run(install) {
             println!("{error}");
         }

@@ -1,9 +1,9 @@
 //! The names of a message's attributes.
 //!
-//! Producers can add more attributes, by their headers and by the setting `attributes`. If two
-//! attributes have the same name, the first one in this order wins: attributes in [`FIXED`],
-//! attributes of the envelope, columns from the setting, headers, the trace context from the column
-//! `tracingspancontext`.
+//! A message can have more attributes: from the headers of its row, and from the columns that the
+//! setting `attributes` names. If two attributes have the same name, the first one in this order
+//! wins: attributes in [`FIXED`], attributes of the envelope, columns from the setting, headers, the
+//! trace context from the column `tracingspancontext`.
 
 /// The event's uuid, by which consumers deduplicate.
 pub const EVENT_ID: &str = "event_id";

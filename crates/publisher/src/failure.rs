@@ -192,7 +192,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Maps a gRPC code to a class. `not_the_messages` is true if the error details blame something else than the
+/// Maps a gRPC code to a class. `not_the_messages` is true if the error details blame something other than the
 /// messages, for example the topic. It matters only for the two codes that blame the messages by default.
 ///
 /// Sources: Google's retry settings for `Publish` (the first two arms), and the codes in the API's error

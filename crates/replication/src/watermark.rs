@@ -6,8 +6,8 @@
 //! - With protocol 1, transactions arrive whole and in commit order. If we confirm the `end_lsn` of
 //!   a Commit, PostgreSQL never sends that transaction, or an earlier one, again. If we confirmed
 //!   its `commit_lsn` instead, PostgreSQL would send the transaction again.
-//! - A keepalive's `wal_end` says that the server has sent everything before this position. We may
-//!   confirm `wal_end` only if nothing earlier in the stream is still pending.
+//! - A keepalive's `wal_end` says that the server has sent every transaction that committed before
+//!   this position. We may confirm `wal_end` only if nothing earlier in the stream is still pending.
 //!
 //! So while a transaction is unresolved, the last position that we may confirm is the position of the
 //! stream just before its Begin. The entry of the transaction stores this position as `floor`. The
@@ -235,7 +235,7 @@ impl Watermark {
         }
     }
 
-    /// Records a keepalive, which says that the server has sent everything before `wal_end`.
+    /// Records a keepalive, which says that the server has sent every transaction that committed before `wal_end`.
     ///
     /// The caller must not call this while the publication is wrong or its state is unknown,
     /// because the server may then have skipped rows before `wal_end`.

@@ -297,7 +297,8 @@ pub(crate) const OID: &str = "
 select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p')";
 
-/// Parameters: OID of a sequence (oid). Returns no row if our role may neither read nor use the sequence.
+/// Parameters: OID of a sequence (oid). Returns no row if our role may not use the sequence's schema, or may
+/// neither read nor use the sequence.
 pub(crate) const SEQUENCE: &str = "
 select n.nspname::text as schema_name, c.relname::text as name,
        pg_catalog.has_sequence_privilege(s.seqrelid, 'SELECT') as is_readable,

@@ -84,7 +84,7 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Opt
     }
 }
 
-/// A walsender that streams from a slot and confirms nothing. Dropping it closes the connection.
+/// A replication client that reads from a slot and confirms nothing. Dropping it closes the connection.
 pub(crate) struct Reader {
     stream: TcpStream,
 }

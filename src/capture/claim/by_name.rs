@@ -1,11 +1,11 @@
 //! Finds the capture record of a table by the table's name, if no record has the table's OID.
 //!
-//! The new table then gets the identity of the earlier table, and event ids are computed from the identity. The stream
-//! may still contain rows of the earlier table.
+//! The new table then gets the identity of the earlier table, from which event ids are computed.
 //!
 //! This would be wrong if both tables were captured at the same time, the new table under another configured name. One
-//! transaction may then have inserted rows with equal ids into both tables. These rows would get the same event id, and
-//! one of them would be lost. So the name decides only if the new table seems to have had no other captured name.
+//! transaction may then have inserted rows with equal ids into both tables, and the stream may still contain both rows.
+//! They would get the same event id, and one of them would be lost. So the name decides only if the new table seems to
+//! have had no other captured name.
 
 use slot_manager::QualifiedName;
 

@@ -1,7 +1,7 @@
 //! Updates the capture record of a table that was renamed, or that was replaced by another table of the
 //! same name. If the table was replaced, decides whether the new table is a copy of the old one.
 //!
-//! The decision matters only if ids are numbered and the table has no column `inserted_xid`. Rows of a copy
+//! The decision matters only if the ids are not uuids and the table has no column `inserted_xid`. Rows of a copy
 //! keep their event ids. A table that was created again may number its rows from 1 again, so its rows need
 //! other event ids. If the new rows had the event ids of earlier rows, the relay would treat them as already
 //! published. A restored backup has the same problem: the backup lacks the latest rows, so new rows get the ids
@@ -90,8 +90,8 @@ pub(super) async fn brought_up(
     record.detached = before.former_partitions(&shape.partitions);
     record.partitions = None;
     // The rows of former tables keep their event ids, so record the suffix of each former table. The record has room
-    // for a limited number of tables, and a new one may displace an earlier one. So begin with those that the relay
-    // needs least.
+    // for a limited number of suffixes, and a new suffix may push out an earlier one. So begin with the tables that
+    // the relay needs least.
     let former = known.settled.keys().chain(&record.detached);
     // `former` has only tables with rows of their own. A partitioned table has none, so add its OID here.
     for oid in former.chain([&known.oid]) {

@@ -38,8 +38,8 @@ pub(crate) async fn look_up(
         .collect();
     let table = QualifiedName::new(&*relation.namespace, &*relation.name);
     let types = column_types::look_up(sql, &table, &columns).await?;
-    // First remember every type as an unknown type, which counts as text. So the relay does not look up a type
-    // again that the catalogue does not know.
+    // First remember every type as a dropped type. The types that the catalogue has found then replace these entries.
+    // So the relay does not look up a type again that the catalogue does not know.
     for &(base, _) in &columns {
         let unnamed = ColumnType {
             base,

@@ -1,10 +1,11 @@
 //! Reads captured tables over SQL, for rows that the stream does not contain (rows from before the slot,
 //! or from a gap in the publication) and for rows of quarantined events.
 //!
-//! A row from the table is described and mapped like a row from the stream, so both give the same message. This
-//! module writes `select ... from` and [`TableReader::rows_sql`]. The caller appends the conditions, order and limit,
-//! and supplies the event's position. The caller must run the statement as a simple query, because only a simple query
-//! returns each value as the same text that the stream sends.
+//! A row from the table is described and mapped like a row from the stream, so both give the same message. This module
+//! writes the beginning of a statement: `select ... from`, then the table and a first condition
+//! ([`TableReader::rows_sql`]). The caller appends its conditions, order and limit, and supplies the event's position.
+//! The caller must run the statement as a simple query, because only a simple query returns each value as the same
+//! text that the stream sends.
 //!
 //! Not here: which rows are read, and when.
 

@@ -1,5 +1,6 @@
-//! Limits how often one line of the log can repeat, so that no fault can flood the log. Code that logs often has a
-//! limit of its own (`throttled_log`). This limit covers all other lines, such as the line about each released key.
+//! Limits how many lines one log statement of the code can write, so that no fault can flood the log. Code that logs
+//! often has a stricter limit of its own (`throttled_log`). The limit here also covers all other statements, such as
+//! the one that logs each released key.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Counts the bytes of all events in memory, in one place.
 //!
 //! An event has two parts that count separately. Its message counts until Pub/Sub has stored the message, or until
-//! the event is set aside. Its record counts until the dispatch row of the event is durable.
+//! the event is set aside. Its record counts until the event is resolved.
 //!
 //! Not here: the decisions that depend on these counts (`flow_control`).
 
@@ -16,7 +16,7 @@ const QUEUED_OVERHEAD: usize = EVENT_OVERHEAD - RECORD;
 /// are small, lanes use a large part of all memory, so they must count.
 pub(super) const LANE: usize = 300;
 
-/// Memory of an event until it is recorded, in addition to its message: ids, times, Pub/Sub's message id. Long
+/// Memory of an event until it is resolved, in addition to its message: ids, times, Pub/Sub's message id. Long
 /// ids, keys and errors are counted separately (`text_bytes`) once the event's message has left memory.
 pub(super) const RECORD: usize = 200;
 
@@ -33,7 +33,7 @@ pub(super) struct EventMemory {
     pub(super) message_bytes: usize,
     /// Number of lanes with work.
     pub(super) lanes: usize,
-    /// Number of events without a durable dispatch row.
+    /// Number of events that are not resolved yet.
     pub(super) records: usize,
     /// Bytes of long ids, keys and errors. They count while an event waits for the answer to its dead letter, or for
     /// its dispatch row to become durable.

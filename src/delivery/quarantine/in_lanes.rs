@@ -11,8 +11,9 @@ pub(crate) struct InLane {
     /// to another group.
     pub(crate) group: Group,
     pub(crate) bytes: usize,
-    /// Whether the event first arrived while its key was being released. No attempt to publish such an
-    /// event has failed yet.
+    /// Whether the relay itself has recorded the event as released, with the reason `BEHIND_A_RELEASE`. It does so if
+    /// only a release blocked the key when the event arrived (`BlockedState::for_release`), or if the event's message
+    /// was no longer in memory (`take_without_message`) and no event in quarantine blocked the key.
     pub(crate) is_new: bool,
 }
 
@@ -38,7 +39,7 @@ impl ReleasedInLanes {
         self.events.get(&at).map(|lane| lane.group.clone())
     }
 
-    /// Whether this event first arrived while its key was being released.
+    /// Whether the event is in a lane, and [`InLane::is_new`] is set.
     pub(super) fn is_new(&self, at: EventPosition) -> bool {
         self.events.get(&at).is_some_and(|lane| lane.is_new)
     }

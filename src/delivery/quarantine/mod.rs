@@ -13,7 +13,7 @@
 //! 2. *Paging.* The relay reads the released rows page by page, in commit order, and puts their events into their lane.
 //!    It still records new events as released. The step ends with an empty page.
 //! 3. *Handover.* From now on, the relay holds new events in memory. Once all earlier records are durable, the relay
-//!    requests one more page. If this page is empty, the relay puts the held events into the lane, behind all released
+//!    reads the remaining pages. After an empty page, the relay puts the held events into the lane, behind all released
 //!    events, and unblocks the key.
 //! 4. *Ended.* The relay forgets the release once the outcome of every released event is durable.
 //!
@@ -178,8 +178,7 @@ impl Quarantine {
     /// Whether the relay stops if this event is bad. Under the policy `halt`, two kinds of events stop the relay:
     ///
     /// - an event without a dispatch row;
-    /// - an event that the relay itself has recorded as released, because the event arrived while its key was being
-    ///   released (`is_new`).
+    /// - an event that the relay itself has recorded as released ([`InLane::is_new`]).
     ///
     /// No other event stops the relay: it was published before, or an operator has released it.
     pub(crate) fn halts_on(&self, origin: &EventRef) -> bool {

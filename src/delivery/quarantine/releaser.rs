@@ -69,8 +69,7 @@ pub(crate) enum QuarantineAnswer {
     Event {
         group: Group,
         event: TableEvent,
-        /// Whether the relay itself has released the event, because it arrived while earlier events of its key
-        /// were being released. Otherwise an operator has released the event.
+        /// See [`InLane::is_new`](super::InLane::is_new).
         is_new: bool,
     },
     /// A row whose event cannot be published, and the reason.

@@ -126,8 +126,8 @@ pub(crate) async fn everything(settings: &Settings) -> (Vec<CheckSection>, Forec
     (sections, forecast)
 }
 
-/// Returns the findings about the database, and the full names of the topics to look up. Sets `due` if a relay would
-/// not simply stream from its slot.
+/// Returns the findings about the database, and the full names of the topics to look up. Sets `due` to the
+/// reason why the next session of a relay would not simply stream from its slot, but create it, recover, or stop.
 async fn check_database(
     sql: &Sql,
     settings: &Settings,

@@ -2,7 +2,8 @@
 //!
 //! The sample has three parts, none of which contains a payload:
 //!
-//! - the newest rows, which are the rows with the highest ids, or any rows if PostgreSQL cannot sort the ids;
+//! - the rows with the highest ids, which are the newest rows if the ids grow with each insert; or any rows if
+//!   PostgreSQL cannot sort the ids;
 //! - the first of the rows that wait for delivery, because an old row may block the relay;
 //! - the topics of the waiting rows, up to a limit, because the topic of a later row may be missing.
 
@@ -97,7 +98,7 @@ impl<'a> SampledTable<'a> {
     /// Reads the sample.
     ///
     /// # Errors
-    /// The statement that reads the newest rows fails.
+    /// The time limit cannot be set, or the statement that reads the newest rows fails.
     pub(super) async fn read(mut self) -> Result<TableSample, tokio_postgres::Error> {
         let mut sample = TableSample::default();
         self.sql.batch_execute(SAMPLE_TIMEOUT).await?;

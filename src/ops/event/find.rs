@@ -107,7 +107,8 @@ pub(crate) async fn find(sql: &Sql, settings: &Settings, id: &str) -> Result<Vec
 }
 
 /// Searches the former tables for the rows of the records that have no row in `found` yet. Adds these rows to `found`,
-/// and the searched tables to `tables`. Returns the former tables that could not be searched, each with the remedy.
+/// and the searched tables to `tables`. Returns the former tables that could not be searched, each with the remedy or
+/// the error.
 async fn find_in_former(
     sql: &Sql,
     settings: &Settings,

@@ -63,7 +63,8 @@ pub(super) async fn one(sql: &Sql, settings: &Settings, number: usize) -> Result
     SearchedTable::new(sql, settings, &tables[number], captured).await
 }
 
-/// The former tables. The row of an event with a record may be in a former table instead of a captured table.
+/// The former tables: detached partitions, and tables that a captured table has replaced (`capture::detached`). The row
+/// of a recorded event may be in one of them.
 pub(super) struct SearchedFormerTables {
     pub(super) tables: Vec<SearchedTable>,
     /// The tables that our role cannot read, each with the remedy.

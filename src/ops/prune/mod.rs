@@ -24,11 +24,14 @@
 //! - `dispatch = exceptions`: nothing.
 //!
 //! **An outbox row without a record** may belong to an event that was published with `dispatch = exceptions`. The row
-//! may be deleted if both of these conditions hold:
+//! may be deleted if all of these conditions hold:
 //!
-//! - The event is older than the retention.
+//! - The row has an id, and the event is older than the retention.
+//! - The row was inserted after the capture of its table began.
 //! - The transaction of the row is below the floor of its table. If the relay has changed to `dispatch = full` since,
 //!   the floor at the time of this change counts.
+//! - The relay has compared the table or partition of the row with the records. Until then the floor proves nothing
+//!   about the row.
 //!
 //! **A record may be deleted** if all of these conditions hold:
 //!

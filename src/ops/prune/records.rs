@@ -191,8 +191,8 @@ struct KeptRecords {
     notes: Vec<String>,
 }
 
-/// Finds out which records have to stay. The inner error says why the relay cannot find this out. In this case, all
-/// records must stay.
+/// Finds out which records have to stay. The inner error says why this cannot be found out. In this case, all records
+/// must stay.
 async fn kept_records(
     context: &PruneContext<'_>,
     captured: &[Captured],

@@ -18,7 +18,7 @@ pub(crate) enum Pruning {
 }
 
 /// Returns the GRANT that our role lacks for adding and dropping days. `None` if it lacks none, or if
-/// the table has no daily partitions.
+/// `outbox.events` is not partitioned by `occurred_at`.
 pub(crate) async fn missing_day_grant(sql: &Sql) -> Result<Option<String>> {
     // An error means that the schema or the functions are missing, which other checks report.
     if !days::exist(sql).await.unwrap_or(false) {

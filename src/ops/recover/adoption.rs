@@ -1,5 +1,5 @@
-//! `postrider recover --adopt`: decides whether this server may replace the relay's previous server,
-//! and whether the relay can continue with the existing slot.
+//! `postrider recover --adopt`: decides whether the relay can continue with the existing slot, and refuses to take
+//! tables from a slot that a relay reads.
 
 use decoder::Lsn;
 use slot_manager::{SlotName, slots};

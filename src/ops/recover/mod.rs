@@ -6,8 +6,9 @@
 //!
 //! - [`situation`] finds out whether a relay would recover, and why.
 //! - [`preview`] lists the rows that a recovery would publish.
-//! - `adoption` decides whether this server may replace the relay's previous server.
-//! - [`request`] writes the mark, or lets the relay keep its slot.
+//! - [`request`] checks whether the request is allowed. Then it writes the mark, or lets the relay keep its slot.
+//! - `adoption` decides whether the relay can keep its slot on another server.
+//! - `transactions` refuses a server whose transaction ids are too low.
 //!
 //! Not here: the recovery itself (`recovery`), and the questions and texts for the operator (`cli`).
 

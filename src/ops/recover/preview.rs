@@ -124,7 +124,7 @@ async fn tables(
         captured.record.detached.extend(settled.into_keys());
     }
     let detached = if situation.is_foreign() && !situation.is_of_a_later_state() {
-        // The recorded OIDs belong to another cluster, so they cannot identify detached partitions
+        // The recorded OIDs belong to another cluster or database, so they cannot identify detached partitions
         // here.
         Vec::new()
     } else {
@@ -138,8 +138,8 @@ async fn tables(
         let reader = TableReader::resolve(&sql, table, project, captured).await?;
         let window = ScanWindow::unresolved(captured, situation.records);
         let window = if situation.is_foreign() {
-            // The floor counts transactions of another cluster or of a later state, so it does not show that a
-            // row of this server is resolved.
+            // The floor comes from another cluster or database, or from a later state. So it does not show that a
+            // row here is resolved.
             ScanWindow {
                 from_xid: 0,
                 ..window

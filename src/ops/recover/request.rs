@@ -25,7 +25,8 @@ pub(crate) struct RequestedRecovery {
     /// The recorded reason; `None` if the relay continues with the slot as it is.
     pub(crate) marked: Option<&'static str>,
     pub(crate) relay: RelayReaction,
-    /// Number of records of another cluster. The request moved them to positions that no new event can have.
+    /// Number of records that the request moved to positions that no new event can have. Otherwise the relay would
+    /// mistake new events for recorded ones.
     pub(crate) records_moved: u64,
 }
 

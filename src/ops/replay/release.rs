@@ -20,9 +20,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 const STALLED: Duration = Duration::from_secs(10);
 
 /// The command gives up after more than this many fruitless rounds in a row. A round visits every key that is
-/// left. A round is fruitless if no event leaves the selection and the relay has no released events to publish,
-/// so that no key can become free. One fruitless round is not enough to give up, because another replay may hold
-/// a key for a moment.
+/// left. A round is fruitless if no event leaves the selection, and the relay has no released event to publish that
+/// could free a key: no event of this replay, and no event of the remaining keys that somebody else has released.
+/// One fruitless round is not enough to give up, because another replay may hold a key for a moment.
 const FRUITLESS_ROUNDS: u32 = 10;
 /// Pause after a fruitless round.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);

@@ -304,8 +304,8 @@ async fn later_records(sql: &Sql, name: &SlotName, cluster: &Cluster) -> Result<
     Ok(foreign.map(|foreign| foreign.error(name)))
 }
 
-/// Returns the default value if the relay's tables do not exist or are locked, or if this role lacks the privilege to
-/// read them.
+/// Returns the default value if the relay's tables cannot be read now: they do not exist or are locked, this role lacks
+/// the privilege to read them, or the disk is full.
 fn unless_unknown<T: Default>(read: Result<T>) -> Result<T> {
     let unknown = [
         Code::SchemaMissing,
@@ -353,8 +353,8 @@ pub(crate) fn before_publication(slot: &Slot, records: &[CaptureRecord]) -> Opti
     })
 }
 
-/// Names the position at which the capture of each table began: `a.b, a.c began at 0/10, of a.d at 0/20 and of
-/// 2 more tables by 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
+/// Ends a sentence that begins with "capturing of": `a.b, a.c began at 0/10, of a.d at 0/20 and of 2 more tables by
+/// 0/30`. Names at most [`TABLES_NAMED`] tables. `later` is sorted.
 fn beginnings(later: &[(Lsn, String)]) -> String {
     let (named, more) = later.split_at(later.len().min(TABLES_NAMED));
     let mut parts = Vec::new();

@@ -40,8 +40,8 @@ impl BlockedKeyStatus {
     }
 }
 
-/// Reads the quarantine. Returns `None` if the relay's tables do not exist or are locked, or if this role
-/// lacks the privilege to read them.
+/// Reads the quarantine. Returns `None` if the relay's tables cannot be read now: they do not exist or are locked, this
+/// role lacks the privilege to read them, or the disk is full.
 ///
 /// # Errors
 /// Database errors.

@@ -17,8 +17,9 @@ use crate::session::supervisor::Supervision;
 /// progress no limit is needed here, because a server that shuts down writes only a limited amount of WAL.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Maximum time without a higher confirmable position. If an event never gets an outcome, the confirmable
-/// position does not move, although messages and outcomes of other events keep arriving.
+/// Maximum time without a higher confirmable position, unless the session's limit ([`ServerStop::new`]) is longer. If
+/// an event never gets an outcome, the confirmable position does not move, although messages and outcomes of other
+/// events keep arriving.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// The progress of a session. A large transaction moves the confirmable position only at its end, so its

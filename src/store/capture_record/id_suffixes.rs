@@ -1,10 +1,10 @@
 //! Manages the part of event ids that distinguishes the physical tables of one captured table.
 //!
-//! If a table has numbered ids and no column `inserted_xid`, an event id is computed from the table's identity,
-//! a suffix and the row's id. A table that was dropped and created again may number its rows from 1 again, so
-//! each physical table has its own suffix: `@OID`. The stream contains the OID of each row's table, so rows of
-//! earlier tables that are still in the WAL keep their event ids. The first table that was captured has no
-//! suffix. A copy of a table has the suffix of the original.
+//! If the ids of a table are not uuids and the table has no column `inserted_xid`, an event id is computed from the
+//! table's identity, a suffix and the row's id. A table that was dropped and created again may number its rows from 1
+//! again, so each physical table has its own suffix: `@OID`. The stream contains the OID of each row's table, so rows
+//! of earlier tables that are still in the WAL keep their event ids. The first table that was captured has no suffix.
+//! A copy of a table has the suffix of the original.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ pub(crate) struct IdSuffixes {
     /// The recorded suffixes. A table without an entry has no suffix if its OID is below `plain_before`,
     /// otherwise the suffix of [`own`](Self::own).
     known: BTreeMap<u32, String>,
-    /// Number of times that the table moved to another server. New suffixes contain this number, because the
-    /// same OID may belong to different tables on different servers.
+    /// Number of times that the record was adopted (`adoption`). New suffixes contain this number, because after an
+    /// adoption an OID may belong to another table than before.
     adoptions: u32,
     /// The OID of the table that was captured when Postrider was upgraded from a version without suffixes. `None` if
     /// there was no such upgrade, or if [`with_new`](Self::with_new) has cleared the OID.

@@ -26,8 +26,8 @@ pub(crate) enum Outcome {
     Published(MessageIds),
     /// The relay set the events aside in quarantine, for this reason.
     Quarantined(Arc<str>),
-    /// The relay set the events aside because earlier events of the same key are being released. These
-    /// events are published after the earlier ones.
+    /// The relay itself has released the events, because earlier events of their key are being released, or because
+    /// the messages of the events are no longer in memory. The relay later publishes the events from their table.
     Released(Arc<str>),
 }
 

@@ -104,8 +104,8 @@ const LEAVE_PUBLISHED: &str = "\
     UPDATE outbox.dispatch SET state = 'published' \
     WHERE commit_lsn = $1 AND ordinal = $2 AND state = 'released'";
 
-/// The reason that is recorded for new events of a key while earlier, released events of the key are
-/// being published.
+/// The reason that the relay records for an event that it releases itself: only a release blocks the event's key, or
+/// the event's message is no longer in memory.
 pub(crate) const BEHIND_A_RELEASE: &str = "waits for earlier events that are released";
 
 #[derive(Debug)]
@@ -117,11 +117,11 @@ pub(crate) struct ReleasedRow {
 /// Why an event is released.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReleasedKind {
-    /// The event was in quarantine.
+    /// The event was in quarantine, or arrived while quarantined events of its key were being released.
     Quarantined,
     /// The event was published before, and the replay with this name publishes it again.
     Replayed(String),
-    /// The event arrived while earlier events of its key were being released.
+    /// The relay itself has released the event, for the reason [`BEHIND_A_RELEASE`].
     New,
 }
 

@@ -7,7 +7,7 @@
 //! Which events the relay skips depends on whether every published event has a row ([`RecordKeeping`]):
 //!
 //! - Every published event has a row: the relay skips all events with a row.
-//! - Published events may lack a row: the relay skips only events that are in quarantine or discarded. It cannot tell
+//! - Published events may lack a row: the relay skips only quarantined, released and discarded events. It cannot tell
 //!   a published event without a row from a new event, so it publishes such events again after a restart. The repeated
 //!   events of a key must be complete and in order. So the relay also repeats the published events that have a row.
 //!
@@ -86,7 +86,7 @@ pub(crate) struct EarlierOutcomes {
 }
 
 impl EarlierOutcomes {
-    /// Prepares to read the rows after the position `confirmed`.
+    /// Prepares to read the dispatch rows from the position `confirmed` on.
     pub(crate) async fn after(
         sql: &Sql,
         confirmed: Lsn,

@@ -25,8 +25,8 @@ const MARK_RECOVERING: &str = "\
 
 /// Marks a slot whose stream is stuck. The next session then recovers with a new slot.
 ///
-/// - Writes nothing if another relay has begun to read the slot. If the stream is still stuck, the other relay notices
-///   the problem and marks the slot.
+/// - Writes nothing if another relay has taken the slot and reads from it. If the stream is still stuck, the other
+///   relay notices the problem and marks the slot.
 /// - Replaces the reason of an older mark, because a recovery for the older reason might keep the stuck slot. Only the
 ///   reason `first-start` stays, because it says that no relay has used the slot yet.
 const MARK_STUCK: &str = "\

@@ -12,7 +12,7 @@
 //! If `outbox.relay` or the setting says `exceptions`, a missing record does not show whether an event was published.
 //! The following parts of the relay then work differently:
 //!
-//! - After a crash, the relay publishes all events after the slot's position again, except events in quarantine and
+//! - After a crash, the relay publishes all events after the slot's position again, except quarantined, released and
 //!   discarded events (`store::dispatch`).
 //! - A recovery publishes every row that is not below the floor of its table, because only the floor proves that a row
 //!   is resolved (`recovery`).
@@ -74,8 +74,8 @@ impl RecordKeeping {
     ///
     /// - The end of an audit or a recovery. All events that earlier sessions published are now below the floors, so
     ///   nobody needs their records.
-    /// - The beginning of a session ([`take`](super::take)). Its statement keeps `exceptions` in the row if this session
-    ///   has the mode `full`, so the mode of the earlier sessions is not forgotten.
+    /// - The beginning of a session ([`take`](super::take)). Its statement keeps `exceptions` in the row if this
+    ///   session has the mode `full`, so the mode of the earlier sessions is not forgotten.
     pub(crate) fn without_earlier(self) -> Self {
         Self {
             earlier: self.now,

@@ -49,8 +49,8 @@ pub(crate) struct RelayRow {
     /// this stays `exceptions` until an audit or a recovery has resolved all events without a row.
     #[serde(rename = "dispatch")]
     pub(crate) records: RecordKeeping,
-    /// Why delivery is held up or late. `None` if delivery is neither, or if the relay has not written a
-    /// reason within the last 75 seconds.
+    /// Why delivery is held up or late, or which check the relay cannot make. `None` if the relay has reported nothing
+    /// within the last 75 seconds.
     pub(crate) condition: Option<Condition>,
     /// How long ago the relay wrote the condition; zero if there is none.
     #[serde(skip)]

@@ -13,7 +13,7 @@ const SWAP: &str = "BEGIN; ALTER TABLE public.other RENAME TO between; \
                     ALTER TABLE public.numbered RENAME TO other; \
                     ALTER TABLE public.between RENAME TO numbered; COMMIT";
 
-/// Without this column, rows of two tables with equal ids look the same.
+/// Drops `inserted_xid`. Without this column, rows of the two tables look the same if their ids are equal.
 const WITHOUT_XID: &str = "ALTER TABLE public.numbered DROP COLUMN inserted_xid; \
                            ALTER TABLE public.other DROP COLUMN inserted_xid";
 
@@ -39,7 +39,8 @@ impl World {
     }
 }
 
-/// Another captured table takes the name of the table with the events. Then only the table's own capture record knows it.
+/// `public.other`, the table with the events, is renamed, and another captured table takes its name. The settings do
+/// not name the renamed table, so the relay can find it only by its capture record.
 async fn released_from_a_displaced_table(world: World) {
     let mut world = world;
     let relay = world.quarantined_in_other().await;
@@ -111,7 +112,8 @@ async fn hints_name_a_captured_table_that_is_not_in_the_settings() {
     relay.stop().await;
 }
 
-/// The tables swap their names while the auditor waits for a lock: it has looked up the tables, but has not read them yet.
+/// The tables swap their names while the auditor waits for a lock: it has looked up the tables, but has not read them
+/// yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_audit_publishes_no_row_of_a_table_that_takes_the_scanned_name() {
     let mut world = World::with_numbered(&["public.other"]).await;
@@ -168,7 +170,8 @@ async fn insert_waiting_rows(world: &mut World) {
     }
 }
 
-/// A recovery has found the rows of the table, and has read the values of some of them. Then the tables swap their names.
+/// A recovery has found the rows of the table, and has read the values of some of them. Then the tables swap their
+/// names.
 async fn swapped_before_all_values_are_read(world: World) {
     let mut world = world
         .set(("POSTRIDER_IN_FLIGHT_MIB", "1"))
@@ -202,8 +205,8 @@ async fn a_recovery_publishes_no_values_of_a_table_that_takes_the_name_after_the
     swapped_before_all_values_are_read(without_records.set(EXCEPTIONS)).await;
 }
 
-/// The tables swap their names after `prune` has deleted the first rows. All rows of `public.numbered` are published, and
-/// all rows of `public.other` are in quarantine.
+/// The tables swap their names after `prune` has deleted the first rows. All rows of `public.numbered` are published,
+/// and all rows of `public.other` are in quarantine.
 #[tokio::test(flavor = "multi_thread")]
 async fn prune_deletes_no_row_of_a_table_that_takes_the_name() {
     let world = World::with_numbered(&["public.other"]).await;

@@ -50,7 +50,8 @@ async fn with_standby() -> (ScratchPostgres, Standby) {
     (primary, standby)
 }
 
-/// Checks that the horizon is older than every row of the table, because the standby server holds the horizon back.
+/// Checks that the physical slot of the standby server holds back the horizon: the `xmin` of this slot is older than
+/// every row of the table.
 async fn assert_horizon_is_held(world: &World) {
     let held = "SELECT count(*) FROM pg_replication_slots s WHERE slot_name = 'standby' \
                 AND age(s.xmin) > (SELECT max(age(e.xmin)) FROM TABLE_NAME e)";

@@ -50,8 +50,8 @@ struct History {
     encoding: Option<Encoding>,
     /// Whether the table may have unpublished rows that the stream left out.
     has_gap: bool,
-    /// The prefix of the keys of new rows. It changes after each run of a relay whose settings do not
-    /// contain the table, because rows from that time have no order relative to later rows.
+    /// The prefix of the keys of new rows. It changes after each run of a relay whose settings do not contain the
+    /// table. This relay skips the rows that are unpublished, and later relays may publish newer rows before them.
     keys: String,
 }
 

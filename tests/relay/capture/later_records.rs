@@ -18,7 +18,7 @@ impl World {
     }
 }
 
-/// Without `inserted_xid`, the event ids depend on the suffix of the table's OID.
+/// Without `inserted_xid`, the event ids depend on the suffix that `id_suffixes` contains for the table's OID.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_was_recreated_in_the_later_state_keeps_its_event_ids() {
     let world = World::new(Kind::Timed, 0).await;

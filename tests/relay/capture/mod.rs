@@ -189,8 +189,8 @@ impl World {
         self.database.execute(&sql).await;
     }
 
-    /// Like [`insert_at_once`](Self::insert_at_once), but only into the partition of 2020, which no
-    /// test detaches.
+    /// Like [`insert_at_once`](Self::insert_at_once), but only into the partition of 2020. So the rows
+    /// stay in the table when a test detaches a later partition.
     async fn insert_into_first_partition(&mut self, prefix: &str, rows: u32) {
         let sql = format!(
             "INSERT INTO public.parts (aggregatetype, aggregateid, event_type, payload, day) \

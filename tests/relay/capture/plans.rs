@@ -123,7 +123,7 @@ async fn a_first_start_reads_a_huge_table_by_index(kind: Kind, dispatch: &str) {
     world.insert("new", NEW).await;
     world.note().await;
     world.wait_until_published(&relay).await;
-    // Restart the relay: a new relay compares the new rows with the dispatch rows at once.
+    // Restart the relay: its first audit runs soon after the start and compares the new rows.
     relay.stop().await;
     let floor = "SELECT floor::text::bigint FROM outbox.capture";
     let before = world.database.number(floor).await;

@@ -6,7 +6,7 @@ use super::World;
 use super::table::Kind;
 use crate::harness::{Relay, eventually};
 
-/// How the captured table gets the name of `public.other`.
+/// What happens to the table whose name `public.numbered` gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fate {
     Dropped,
@@ -219,7 +219,7 @@ async fn without_records_equal_ids_of_three_tables_that_are_rotated_twice_are_no
     rotated_twice(world.set(EXCEPTIONS)).await;
 }
 
-/// The record of the dropped table has the name of a table that is still captured.
+/// The capture record of the dropped table has the name of a table that is still captured.
 #[tokio::test(flavor = "multi_thread")]
 async fn records_of_a_dropped_table_whose_name_another_table_has_are_pruned() {
     records_of_a_dropped_table_are_pruned(&[]).await;

@@ -13,8 +13,8 @@ const ROTATE: &str = "\
     ALTER TABLE TABLE_NAME RENAME TO before; ALTER TABLE public.after RENAME TO NAME; COMMIT";
 
 impl World {
-    /// A table with four events in quarantine: a bad one, and three good ones of the same key. All are in the
-    /// partition of 2022.
+    /// Starts a relay, and inserts four rows whose events go into quarantine: a bad one, and three good ones of the
+    /// same key. In a partitioned table, all four rows are in the partition of 2022.
     async fn quarantined(self) -> (Self, Relay) {
         let prepare =
             "ALTER TABLE TABLE_NAME ADD COLUMN headers jsonb; CREATE INDEX ON TABLE_NAME (id)";

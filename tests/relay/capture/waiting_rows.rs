@@ -14,8 +14,8 @@ use crate::harness::{Relay, eventually};
 /// other 10,000 rows are published, and are then moved to another partition. The relay handles a moved row only after
 /// all events of the transaction that first inserted the row have an outcome. So the 10,000 moved rows must wait.
 ///
-/// Their messages together are twice as large as the memory budget. Checks that the relay's memory grows only a
-/// little.
+/// The messages of the moved rows are together twice as large as the memory budget. Checks that the relay's memory
+/// grows only a little.
 async fn rows_that_wait_for_their_original(world: &World, relay: &Relay) {
     const ROWS: u32 = 10_000;
     world

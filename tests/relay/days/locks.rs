@@ -6,8 +6,8 @@ use tokio_postgres::Client;
 use super::*;
 use crate::harness::{self, Relay};
 
-/// The longest time that an insert of a service may take. Longer than any lock timeout for which
-/// pruning may block a service, and much shorter than the time for which these tests hold their locks.
+/// The longest time that an insert into the partition of today may take. Pruning may delay such an insert
+/// by 0.1 s for each of its locks. The rest of this limit is for slow machines. The tests hold their locks much longer.
 const DELAYED: Duration = Duration::from_millis(1_000);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -103,8 +103,7 @@ async fn a_slot_recreated_while_a_session_ends_is_not_vouched_for() {
     assert_whole_and_in_order(&database, &emulator, &relay).await;
 }
 
-/// Events wait behind a quarantined event of their ordering key, regardless of the order in which a
-/// recovery reads the aggregates.
+/// Events wait behind a quarantined event of their ordering key, even if they belong to another aggregate.
 #[tokio::test(flavor = "multi_thread")]
 async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_lost_slot() {
     const WAITS: &str = "00000000-0000-4000-8000-00000000af02";
@@ -116,8 +115,8 @@ async fn events_with_the_ordering_key_of_a_blocked_event_wait_behind_it_after_a_
     let relay = start_with(&database, &emulator, &one_bucket);
     insert(&database, 1, 20).await;
     insert_bad(&database, 21).await;
-    // The key of the bad event is `o-1`. A recovery reads the aggregate `a` before `o-1`, because `a` sorts
-    // first in every collation.
+    // With one bucket, all aggregates share one ordering key. So the events of the aggregate `a` wait behind the bad
+    // event of the aggregate `o-1`.
     insert_one(&database, WAITS, "a", 1).await;
     eventually("both events are quarantined", || async {
         (rows(&database, "quarantined").await == 2).then_some(())

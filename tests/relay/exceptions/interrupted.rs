@@ -22,8 +22,8 @@ struct Resolved {
     attempts: usize,
 }
 
-/// Starts a server that invalidates a slot after a few megabytes of WAL, delivers 100 events and stops
-/// the relay.
+/// Starts a server that invalidates a slot after a few megabytes of WAL. Delivers 100 events with a relay, and
+/// stops the relay.
 async fn served() -> (Database, RunningEmulator) {
     let server = ScratchPostgres::builder()
         .setting("wal_level", "logical")

@@ -215,8 +215,8 @@ async fn deleted_rows_are_delivered_if_a_change_happens_while_pubsub_is_down() {
         insert(&database, 51, 100).await;
         inserted.note(&database).await;
         relay.wait_for_log("pubsub-unreachable").await;
-        // In one transaction: if the relay wrote to its row while the publication did not exist, the stream would
-        // get stuck at this write, and the relay would replace the slot.
+        // Make the change in one transaction. Otherwise the relay might write to its row while the publication does
+        // not exist. The stream would get stuck at this write, and the relay would replace the slot.
         database.execute(&change.join("; ")).await;
         database.execute(DELETE).await;
         relay.wait_for_log(KEEPS).await;

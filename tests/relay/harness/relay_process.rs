@@ -9,7 +9,8 @@ use pubsub_emulator::RunningEmulator;
 
 use super::{Database, PATIENCE, eventually};
 
-/// The command that runs the binary under test, with `environment` and no other variables.
+/// The command that runs the binary under test, with `environment` and no other variables (except that
+/// `check` gets `POSTRIDER_HTTP_ADDR`).
 pub(crate) fn postrider(arguments: &[&str], environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command.args(arguments).env_clear();

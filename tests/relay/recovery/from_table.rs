@@ -1,5 +1,5 @@
-//! Tests of which rows a recovery publishes from the tables, and in which order. In some tests PostgreSQL
-//! cannot read the WAL.
+//! Tests of a recovery: which rows it publishes from the tables, and in which order. In some tests, PostgreSQL
+//! cannot read a part of the WAL.
 
 use super::*;
 

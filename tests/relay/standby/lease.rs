@@ -243,10 +243,10 @@ async fn a_standby_with_a_silent_connection_notices_and_still_takes_over() {
     database.wait_until_recorded().await;
 }
 
-/// PostgreSQL terminates the walsender, but the message about the termination arrives late. Before it arrives, the
-/// relay notices that its slot is free. A free slot may mean a takeover, after which the relay must give up its
-/// requests in flight. So before it gives them up, the relay must wait for the message. The message shows that there was
-/// no takeover, so the relay records the published events.
+/// PostgreSQL terminates the walsender, but its message about the termination arrives late. Before that, the relay
+/// notices that its slot is free. A free slot may mean a takeover, after which the relay must give up its requests in
+/// flight. So the relay must first wait for the message. The message shows that there was no takeover, so the relay
+/// records the published events.
 #[tokio::test(flavor = "multi_thread")]
 async fn published_events_are_recorded_even_if_the_relay_first_finds_the_slot_free() {
     let database = Database::private().await;

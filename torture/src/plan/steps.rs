@@ -189,7 +189,8 @@ fn draw_replacement(random: &mut Random) -> Vec<Fault> {
 
 /// Makes every replaced table keep its rows. Schedules with `dispatch = exceptions` need this. In this mode a replaced
 /// table leads to a recovery, which reads the new table. A row that was dropped with the old table before it was
-/// published may then be lost (docs/explanation/recovery.md).
+/// published can then be read only from the stream. So the relay may publish the row after later rows of its key, or
+/// not at all if the recovery creates a new slot (docs/adr/0041-recoveries-that-keep-the-slot.md).
 pub(super) fn keep_undelivered_rows(steps: &mut [Step]) {
     for step in steps {
         if let Fault::Replaced(_, how) = &mut step.fault {

@@ -6,10 +6,10 @@
 //!
 //! - The plan loses the slot, or makes the stream omit rows ([`FromTable`]).
 //! - A relay with `dispatch = exceptions` has recovered.
-//! - A relay was killed before its first start had ended. On a busy machine, this takes some seconds.
+//! - A relay was killed before its first start had ended. On a busy machine, a first start takes some seconds.
 //!
-//! If the plan has gaps in the publication, only events whose transaction ended after the beginning of the
-//! first gap may come from a table. After a recovery, this limit does not apply.
+//! If the plan makes the stream omit rows for a while (a gap), only events whose transaction ended after the beginning
+//! of the first gap may come from a table. After a recovery, this limit does not apply.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

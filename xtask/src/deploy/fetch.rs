@@ -60,7 +60,7 @@ const DEBIAN: &str = r#"
 
 struct Registry {
     name: &'static str,
-    /// The folder for the registry's tools. Its name contains the versions of the tools.
+    /// The folder for the registry's tools. Its name contains the versions of the tools if they are fixed.
     folder: String,
     script: &'static str,
     arguments: Vec<&'static str>,

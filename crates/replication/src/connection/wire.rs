@@ -55,8 +55,8 @@ pub struct Liveness {
     /// Time between two keepalives, and how many of them may stay unanswered. `None` means the
     /// operating system's values.
     pub interval: Option<(Duration, u32)>,
-    /// A write fails if the peer's kernel does not acknowledge its data for this long. So a dead peer is
-    /// noticed even while we read nothing.
+    /// A write fails if the peer's kernel does not acknowledge the sent data for this long. So a dead peer
+    /// is noticed even while we read nothing.
     pub user_timeout: Duration,
 }
 

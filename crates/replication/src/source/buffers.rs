@@ -14,8 +14,8 @@ use bytes::BytesMut;
 pub(super) const READ_BUFFER: usize = 256 << 10;
 
 /// Maximum number of bytes in pooled buffers: the size of 16 regular buffers ([`READ_BUFFER`]). A session uses fewer
-/// regular buffers. So there is also room for a few larger buffers, which the pool allocates for long frames, such as a
-/// row of a megabyte.
+/// than 16 regular buffers, so there is also room for a few larger ones. The pool allocates larger buffers for long
+/// frames, such as a row of a megabyte.
 const MOST_KEPT: usize = 4 << 20;
 
 /// The buffers that the session is not reading into at the moment.

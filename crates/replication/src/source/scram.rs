@@ -12,9 +12,9 @@ use crate::connection::ChannelBinding;
 pub(super) enum Binding {
     /// Bound to this hash of the server's certificate.
     Bound(Vec<u8>),
-    /// Not bound, although we can bind, because the server's offer that reached us does not include binding. We tell
-    /// the server that we can bind. Suppose that the server did offer it, and a man in the middle removed the offer.
-    /// The server then notices the contradiction, and refuses the login.
+    /// Not bound, although we can bind, because the offer that reached us does not include binding. We tell the
+    /// server that we can bind. If a man in the middle has removed binding from the server's offer, the server
+    /// notices the contradiction and refuses the login.
     NotOffered,
     /// Not bound, because we cannot bind or because `channel_binding=disable` forbids it.
     Unbound,

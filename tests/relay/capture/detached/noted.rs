@@ -1,5 +1,5 @@
-//! Tests of partitions that leave the table before any audit has ended. While an event waits for a missing topic, no
-//! audit ends, and the slot may be lost.
+//! Tests of partitions that leave the table before any audit has covered them. No audit ends, because an event waits
+//! for its missing topic. Each test then drops the slot, so only a recovery can publish the rows of the partition.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn rows_of_a_partition_that_no_audit_has_covered_are_published_after_a_los
     }
 }
 
-/// The plain table is replaced by a partitioned table. Before an audit ends, that table is replaced, too.
+/// A new partitioned table replaces the captured table. Before an audit ends, a plain table replaces the new table.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_partitioned_table_that_no_audit_has_covered_are_published_after_a_lost_slot() {
     let (mut world, relay) = World::served(Kind::Partitioned, 20).await;
