@@ -179,21 +179,19 @@ async fn describe(
     Ok(described)
 }
 
-/// Reads the capture records of the tables whose rows are published: see [`is_owner`].
+/// Reads the capture records of the tables whose rows are published: the captured tables, and those of other slots.
 async fn owners(sql: &Sql, captured: &[Captured]) -> Result<Vec<CaptureRecord>> {
     let mut records = capture_record::read(&**sql).await?;
-    records.retain(|record| is_owner(record, captured.iter().map(|one| &one.record)));
+    records.retain(|record| !is_displaced(record, captured));
     Ok(records)
 }
 
-/// Whether somebody publishes the rows of this record's table: our relay, which captures the tables `captured`, or the
-/// relay of another slot. Nobody publishes the rows of a displaced table, although it has a record of our slot.
-fn is_owner<'r>(
-    record: &CaptureRecord,
-    captured: impl Iterator<Item = &'r CaptureRecord> + Clone,
-) -> bool {
-    let is_captured = captured.clone().any(|one| one.identity == record.identity);
-    is_captured || captured.clone().all(|one| one.slot != record.slot)
+/// Whether nobody publishes the rows of the record's table: the record belongs to the slot of the `captured` tables,
+/// but to none of them.
+fn is_displaced(record: &CaptureRecord, captured: &[Captured]) -> bool {
+    let is_of_slot = captured.iter().any(|one| one.record.slot == record.slot);
+    let is_captured = |one: &Captured| one.record.identity == record.identity;
+    is_of_slot && !captured.iter().any(is_captured)
 }
 
 /// Returns the record of another captured table that now contains this table.
@@ -369,21 +367,28 @@ async fn readable(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capture::claim::tests::record;
+    use crate::capture::claim::tests::{found, record};
+
+    fn captured(identity: &str, oid: u32) -> Captured {
+        Captured {
+            record: record(identity, identity, oid),
+            shape: found(identity, oid).shape,
+        }
+    }
 
     #[test]
-    fn captured_tables_and_tables_of_other_slots_are_owners_but_displaced_tables_are_not() {
+    fn only_a_table_of_our_slot_that_is_not_captured_is_displaced() {
+        let tables = [captured("a.first", 1), captured("a.last", 2)];
+        let displaced = record("a.displaced", "a.displaced", 3);
         let of_other_slot = CaptureRecord {
             slot: "another".into(),
-            ..record("a.elsewhere", "a.elsewhere", 4)
+            ..displaced.clone()
         };
-        let captured = [
-            record("a.first", "a.first", 1),
-            record("a.last", "a.last", 2),
-        ];
-        let displaced = record("a.displaced", "a.displaced", 3);
-        let is_owner = |record: &CaptureRecord| is_owner(record, captured.iter());
-        assert!(captured.iter().all(is_owner) && is_owner(&of_other_slot));
-        assert!(!is_owner(&displaced));
+        assert!(is_displaced(&displaced, &tables));
+        assert!(!is_displaced(&of_other_slot, &tables));
+        assert!(!is_displaced(&displaced, &[]));
+        for table in &tables {
+            assert!(!is_displaced(&table.record, &tables));
+        }
     }
 }

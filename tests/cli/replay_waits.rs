@@ -62,3 +62,18 @@ async fn a_replay_says_each_reason_for_which_it_waits() {
     }
     waiting.kill().await.unwrap();
 }
+
+#[tokio::test]
+async fn an_event_that_another_replay_has_released_can_be_replayed() {
+    let database = filled().await;
+    database
+        .execute("update outbox.dispatch set state = 'released', replay = 'r1'")
+        .await;
+    let mut waiting = replay(&database, "r2");
+    let mut lines = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    let line = line.expect("the replay waits").unwrap().unwrap();
+    assert_contains(&line, "0 of 1 events published again; waiting");
+    assert_contains(&line, "the replay r1 released");
+    waiting.kill().await.unwrap();
+}

@@ -130,6 +130,17 @@ async fn watch_prints_the_slot_repeatedly_with_rates() {
 }
 
 #[tokio::test]
+async fn slot_show_judges_the_publication_that_the_flag_names() {
+    let database = Database::initialised().await;
+    for command in [&["slot"][..], &["slot", "show"]] {
+        let named = [command, &["--publication", "nosuch", "--json"]].concat();
+        let json = database.run(&named).await.json();
+        assert_eq!(json["state"], "broken", "{json}");
+        assert_contains(&json["meaning"].to_string(), "nosuch");
+    }
+}
+
+#[tokio::test]
 async fn slot_show_reports_a_missing_slot_in_json_and_exits_with_3() {
     let database = Database::new().await;
     let ran = database.run(&["slot", "show", "--json"]).await;

@@ -36,7 +36,7 @@ pub(crate) fn record(identity: &str, table: &str, oid: u32) -> CaptureRecord {
     }
 }
 
-fn found(table: &str, oid: u32) -> FoundTable {
+pub(crate) fn found(table: &str, oid: u32) -> FoundTable {
     FoundTable {
         table: table.parse().unwrap(),
         shape: Shape {

@@ -4,7 +4,7 @@
 use decoder::Lsn;
 use slot_manager::table;
 
-use super::{DetachedState, DetachedTable, describe, find, owners, unresolved_of};
+use super::{DetachedState, DetachedTable, describe, find, is_displaced, owners, unresolved_of};
 use crate::capture::captured::Captured;
 use crate::error::Result;
 use crate::mapping::TableSettings;
@@ -88,15 +88,8 @@ async fn displaced(
     tables: &[TableSettings],
     captured: &[Captured],
 ) -> Result<Vec<Displaced>> {
-    let Some(slot) = captured.first().map(|one| &one.record.slot) else {
-        return Ok(Vec::new());
-    };
-    let is_captured = |record: &CaptureRecord| {
-        let mut captured = captured.iter();
-        captured.any(|one| one.record.identity == record.identity)
-    };
     let mut records = capture_record::read(&**sql).await?;
-    records.retain(|record| record.slot == *slot && !is_captured(record));
+    records.retain(|record| is_displaced(record, captured));
     let mut displaced = Vec::new();
     for record in records {
         let mut oids = record.former_partitions("");

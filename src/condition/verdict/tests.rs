@@ -55,6 +55,10 @@ fn room(left: i64, is_read: bool) -> Headroom {
     }
 }
 
+fn judged(verdict: &Verdict) -> (State, Severity) {
+    (verdict.state, verdict.severity)
+}
+
 fn decided(health: &Health, condition: Option<&Condition>) -> Verdict {
     decide(StateFacts {
         health: Some(health),
@@ -99,17 +103,17 @@ fn state_code(state: State) -> Option<&'static str> {
 
 #[test]
 fn without_a_reported_condition_the_state_follows_from_the_other_facts() {
-    let seen = |seen: StateFacts<'_>| decide(seen).state;
+    let seen = |seen: StateFacts<'_>| judged(&decide(seen));
     let active = StateFacts {
         health: Some(&Health::Active),
         ..StateFacts::default()
     };
-    assert_eq!(seen(active), State::Streaming);
+    assert_eq!(seen(active), (State::Streaming, Severity::Ok));
     let recovering = StateFacts {
         is_recovering: true,
         ..active
     };
-    assert_eq!(seen(recovering), State::Recovering);
+    assert_eq!(seen(recovering), (State::Recovering, Severity::Info));
     for behind in [
         StateFacts {
             oldest: Some(Duration::from_secs(10)),
@@ -120,14 +124,14 @@ fn without_a_reported_condition_the_state_follows_from_the_other_facts() {
             ..active
         },
     ] {
-        assert_eq!(seen(behind), State::CatchingUp);
+        assert_eq!(seen(behind), (State::CatchingUp, Severity::Info));
     }
     let drifted = StateFacts {
         publication: Some(("a table is left out", "add it")),
         ..active
     };
     assert_eq!(decide(drifted).remedy.as_deref(), Some("add it"));
-    assert_eq!(seen(drifted), State::Broken);
+    assert_eq!(seen(drifted), (State::Broken, Severity::Error));
 }
 
 #[test]
@@ -150,7 +154,7 @@ fn every_verdict_on_a_relay_that_catches_up_has_the_estimate() {
 fn a_relay_that_is_held_up_is_not_called_streaming() {
     let verdict = decided(&Health::Active, Some(&blocked()));
     assert_eq!(
-        (verdict.state, verdict.severity),
+        judged(&verdict),
         (State::BlockedOnPubsub, Severity::Warning)
     );
     assert!(verdict.meaning.contains("topic a"), "{}", verdict.meaning);
@@ -197,7 +201,7 @@ fn a_slot_that_is_nearly_full_raises_the_severity_of_every_state() {
                 Health::Extended(room(left, is_read)),
             ] {
                 let quiet = decided(&health, None);
-                assert_eq!((quiet.state, quiet.severity), (State::NearlyFull, severity));
+                assert_eq!(judged(&quiet), (State::NearlyFull, severity));
                 assert_eq!(quiet.meaning.contains("no relay reads it"), !is_read);
                 let held_up = said(State::BlockedOnDatabase, Some("disk-full"));
                 let verdict = decided(&health, Some(&held_up));
@@ -232,10 +236,7 @@ fn events_in_quarantine_are_at_least_a_warning() {
         has_quarantine: true,
         ..StateFacts::default()
     });
-    assert_eq!(
-        (verdict.state, verdict.severity),
-        (State::Streaming, Severity::Warning)
-    );
+    assert_eq!(judged(&verdict), (State::Streaming, Severity::Warning));
     assert!(verdict.meaning.contains("except those in quarantine"));
     let behind = said(State::CatchingUp, None);
     let verdict = decide(StateFacts {
@@ -291,10 +292,7 @@ fn a_relay_that_does_not_answer_is_down_whatever_it_said_before() {
     };
     for condition in [blocked(), said(State::CatchingUp, None)] {
         let verdict = decided(&silent, Some(&condition));
-        assert_eq!(
-            (verdict.state, verdict.severity),
-            (State::Down, Severity::Warning)
-        );
+        assert_eq!(judged(&verdict), (State::Down, Severity::Warning));
         assert!(verdict.meaning.contains("has not answered for 20 s"));
     }
 }
@@ -306,20 +304,14 @@ fn a_missing_row_of_the_relay_is_a_warning_and_not_called_a_recreated_slot() {
         lacks_row: true,
         ..StateFacts::default()
     });
-    assert_eq!(
-        (streaming.state, streaming.severity),
-        (State::Streaming, Severity::Warning)
-    );
+    assert_eq!(judged(&streaming), (State::Streaming, Severity::Warning));
     let (recorded, found) = (1.into(), 2.into());
     let left = decide(StateFacts {
         health: Some(&Health::Recreated { recorded, found }),
         lacks_row: true,
         ..StateFacts::default()
     });
-    assert_eq!(
-        (left.state, left.severity),
-        (State::Recreated, Severity::Error)
-    );
+    assert_eq!(judged(&left), (State::Recreated, Severity::Error));
     for verdict in [streaming, left] {
         assert!(verdict.meaning.contains("has no row for this slot"));
         assert!(verdict.remedy.unwrap().contains("it writes the row"));
@@ -386,10 +378,7 @@ fn a_relay_that_cannot_check_its_publication_says_so_in_every_state_of_its_slot(
         (Health::Reserved(room(20, true)), State::NearlyFull),
     ] {
         let verdict = decided(&health, Some(&condition));
-        assert_eq!(
-            (verdict.state, verdict.severity),
-            (state, Severity::Warning)
-        );
+        assert_eq!(judged(&verdict), (state, Severity::Warning));
         let says = "for 20 s the relay could not check its publication and its slot \
                     (postgres-authentication): it failed";
         assert!(verdict.meaning.contains(says), "{verdict:?}");

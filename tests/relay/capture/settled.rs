@@ -139,13 +139,13 @@ async fn events_in_quarantine_are_released_although_the_new_table_has_the_same_i
     world.assert_released(relay, "public.before").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn events_in_quarantine_are_released_from_a_detached_partition_once_the_relay_may_read_it() {
+async fn released_once_the_relay_may_read_the_partition(attach: &str) {
     let mut world = World::new(Kind::Partitioned, 5).await;
     let url = login_role(&world.database).await;
     world.more.push(("DATABASE_URL", url));
     let (mut world, relay) = world.quarantined().await;
     let former = world.leave().await;
+    world.execute(attach).await;
     world.said(&["quarantine", "release", "--all"]);
     relay
         .wait_for_log("GRANT SELECT ON public.parts_2 TO shop_relay")
@@ -155,6 +155,18 @@ async fn events_in_quarantine_are_released_from_a_detached_partition_once_the_re
         .execute("GRANT SELECT ON public.parts_2 TO shop_relay")
         .await;
     world.assert_released(relay, former).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_quarantine_are_released_from_a_detached_partition_once_the_relay_may_read_it() {
+    released_once_the_relay_may_read_the_partition("").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_in_quarantine_are_released_from_a_partition_of_a_table_that_is_not_captured() {
+    let attach = "CREATE TABLE public.attic (LIKE public.parts) PARTITION BY RANGE (day); \
+                  ALTER TABLE public.attic ATTACH PARTITION public.parts_2 DEFAULT";
+    released_once_the_relay_may_read_the_partition(attach).await;
 }
 
 /// Waits until old records of published events may be deleted, and makes all records look old.
